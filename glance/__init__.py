@@ -1,0 +1,54 @@
+"""GLANCE: lossless speculative decoding for vision-language models, one draft pass per block.
+
+The names below load on first use, so that `import glance`, the tree, the law and the metrics need numpy alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CandidateTree": "tree",
+    "build_budget_tree": "tree",
+    "children_of": "tree",
+    "tree_mask": "tree",
+    "DraftabilityLaw": "law",
+    "generate": "decode",
+    "chain_generate": "decode",
+    "greedy_generate": "decode",
+    "Round": "decode",
+    "Stats": "decode",
+    "StreamPositions": "target",
+    "VisionPositions": "vl",
+    "load_target": "vl",
+    "load_block_head": "head",
+    "BlockDrafter": "drafters",
+}
+_MODULES = ("tree", "law", "metrics", "view", "decode", "vl", "head")
+__all__ = [*_HOME, *_MODULES]
+
+if TYPE_CHECKING:
+    from glance import decode, head, law, metrics, tree, view, vl
+    from glance.decode import Round, Stats, chain_generate, generate, greedy_generate
+    from glance.drafters import BlockDrafter
+    from glance.head import load_block_head
+    from glance.law import DraftabilityLaw
+    from glance.target import StreamPositions
+    from glance.tree import CandidateTree, build_budget_tree, children_of, tree_mask
+    from glance.vl import VisionPositions, load_target
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"glance.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"glance.{name}")
+    else:
+        raise AttributeError(f"module 'glance' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

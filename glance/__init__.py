@@ -17,8 +17,8 @@ _HOME = {
     "generate": "decode",
     "chain_generate": "decode",
     "greedy_generate": "decode",
-    "Round": "decode",
-    "Stats": "decode",
+    "Round": "session",
+    "Stats": "session",
     "StreamPositions": "target",
     "VisionPositions": "vl",
     "load_target": "vl",
@@ -30,10 +30,11 @@ __all__ = [*_HOME, *_MODULES]
 
 if TYPE_CHECKING:
     from glance import decode, head, law, metrics, tree, view, vl
-    from glance.decode import Round, Stats, chain_generate, generate, greedy_generate
+    from glance.decode import chain_generate, generate, greedy_generate
     from glance.drafters import BlockDrafter
     from glance.head import load_block_head
     from glance.law import DraftabilityLaw
+    from glance.session import Round, Stats
     from glance.target import StreamPositions
     from glance.tree import CandidateTree, build_budget_tree, children_of, tree_mask
     from glance.vl import VisionPositions, load_target

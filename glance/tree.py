@@ -227,7 +227,9 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
     if ids.shape != logps.shape or ids.ndim != 2:
         raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {logps.shape}")
     if np.isnan(logps).any():
-        raise ValueError(f"top_logprobs has {int(np.isnan(logps).sum())} NaN entries; -inf is how a candidate is absent")
+        raise ValueError(
+            f"top_logprobs has {int(np.isnan(logps).sum())} NaN entries; -inf is how a candidate is absent"
+        )
     if logps.shape[1] > 1 and (logps[:, 1:] > logps[:, :-1]).any():
         order = np.argsort(-logps, axis=1, kind="stable")
         ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)

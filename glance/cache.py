@@ -1,0 +1,93 @@
+"""The key-value cache of a decode: appended to in place, cut back in place, never copied as a whole.
+
+transformers' `DynamicCache` concatenates: every step copies the whole prefix. Here each layer owns one buffer with room
+to grow. A verify pass writes its rows behind the committed ones and `keep_path` moves the few rows of the accepted path
+to the front of them, so a round's work does not depend on the length of the prefix.
+
+The same class serves the target and the block head. It knows nothing of trees; `keep_path` takes row numbers.
+
+Shapes: H key-value heads, P committed rows, q appended rows, d head width.
+"""
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 256  # rows added beyond what is needed when a buffer has to grow
+
+
+class PathLayer(CacheLayerMixin):
+    """One layer's keys and values: two buffers `(1, H, room, d)` of which the first `length` rows are in use."""
+
+    is_sliding = False
+
+    def __init__(self, room: int = 0):
+        super().__init__()
+        self.length = 0
+        self._room = room
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate both buffers in the dtype, on the device and with the head widths of the first states."""
+        room = max(self._room, key_states.shape[-2] + GROWTH)
+        self.keys = key_states.new_empty(*key_states.shape[:-2], room, key_states.shape[-1])
+        self.values = value_states.new_empty(*value_states.shape[:-2], room, value_states.shape[-1])
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        """Append `(1, H, q, d)` rows in place; return views `(1, H, length, d)` of all rows in use."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        if end > self.keys.shape[-2]:
+            self.keys, self.values = self._grown(self.keys, end), self._grown(self.values, end)
+        self.keys[..., self.length : end, :] = key_states
+        self.values[..., self.length : end, :] = value_states
+        self.length = end
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def _grown(self, buffer: torch.Tensor, need: int) -> torch.Tensor:
+        room = max(need + GROWTH, buffer.shape[-2] * 3 // 2)  # geometric, so growing costs O(1) a row over a decode
+        grown = buffer.new_empty(*buffer.shape[:-2], room, buffer.shape[-1])
+        grown[..., : self.length, :] = buffer[..., : self.length, :]
+        return grown
+
+    def keep_path(self, start: int, rows: torch.Tensor | None, count: int) -> None:
+        """Cut back to `start + count` rows; `rows` (absolute numbers) go to the places after `start`, None = in place."""
+        if rows is not None:
+            for buffer in (self.keys, self.values):
+                buffer[..., start : start + count, :] = buffer.index_select(-2, rows)
+        self.length = start + count
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys a query of this length meets, and the first one's place."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the number of rows in use."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Return -1: there is no maximum."""
+        return -1
+
+
+class PathCache(Cache):
+    """One `PathLayer` per attention layer, made as the layers ask for them."""
+
+    def __init__(self, room: int = 0):
+        """Reserve `room` rows per layer at the first update (0: a little more than the first update brings)."""
+        super().__init__(layer_class_to_replicate=lambda: PathLayer(room))
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        for layer in self.layers:
+            layer.length = min(layer.length, length)
+
+    def keep_path(self, start: int, path: list[int]) -> None:
+        """Keep the first `start` rows and, after them, the rows `start + p` for p in `path` (rising); forget the rest."""
+        in_place = path == list(range(len(path)))
+        rows = None
+        for layer in self.layers:
+            if not in_place and (rows is None or rows.device != layer.keys.device):
+                rows = torch.tensor([start + p for p in path], device=layer.keys.device)
+            layer.keep_path(start, None if in_place else rows, len(path))

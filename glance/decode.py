@@ -1,0 +1,225 @@
+"""Lossless speculative decoding: one round in five numbered steps, the loop around it, and the oracle that checks it.
+
+    drafter.draft(committed token, fused states)          1 draft   one pass of the head
+    drafter.grow(marginals)          -> CandidateTree     2 tree    best-first, no further pass
+    target.verify(root + tree)       -> logits            3 verify  one pass of the target
+    walk(tree, the target's choices) -> path, bonus       4 walk
+    target.keep(path)                -> fused states      5 commit
+
+With temperature 0 the target chooses the plain argmax. With temperature > 0 it draws one token per row from its own
+conditional, and the walk follows the draws: the tree decides what is reused, never what is drawn. How tokens, rounds and
+time are counted stands in `glance.session`.
+
+Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from glance.drafters import BlockDrafter, Drafter
+from glance.session import Choice, Clock, Round, Settings, Stats, Stream
+from glance.target import Positions, StreamPositions, Target, check_verifiable
+from glance.tree import ROOT, CandidateTree, children_of
+
+
+def generate(
+    head: Any,
+    target: nn.Module,
+    input_ids: torch.Tensor,
+    max_new_tokens: int = 256,
+    *,
+    budget: int = 63,
+    branch_k: int = 8,
+    extend_budget: int = 0,
+    positions: Positions | None = None,
+    return_stats: bool = False,
+    **settings: Any,
+) -> Any:
+    """Decode with a block head and a wide tree: the target's own text, in fewer passes of the target.
+
+    Args:
+        head: a block head, see `glance.head`.
+        target: a transformers model with full attention.
+        input_ids: (1, P) or (P,).
+        budget, branch_k, extend_budget: see `BlockDrafter`.
+        positions: how the prompt enters the target; default plain positions, `VisionPositions` for images.
+        return_stats: also return `Stats`.
+        settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer.
+
+    Returns:
+        ids (1, P + n), prompt included as in transformers' `generate`; with `return_stats`, `(ids, Stats)`.
+
+    Raises:
+        ValueError: a batch, an empty prompt, settings out of range, a head that does not fit, a target that cannot be
+            verified as a tree, placeholders without pixels, or non-finite logits.
+    """
+    drafter = BlockDrafter(head, budget, branch_k, extend_budget)
+    ids, stats = decode(drafter, target, input_ids, Settings(max_new_tokens, **settings), positions)
+    return (ids, stats) if return_stats else ids
+
+
+def chain_generate(
+    head: Any,
+    target: nn.Module,
+    input_ids: torch.Tensor,
+    max_new_tokens: int = 256,
+    *,
+    positions: Positions | None = None,
+    return_stats: bool = False,
+    **settings: Any,
+) -> Any:
+    """Decode with the same head as a width-1 chain: its most probable token at every offset. Arguments as `generate`."""
+    drafter = BlockDrafter(head, max(0, (getattr(head, "block_size", None) or 1) - 1), branch_k=1)
+    ids, stats = decode(drafter, target, input_ids, Settings(max_new_tokens, **settings), positions)
+    return (ids, stats) if return_stats else ids
+
+
+@torch.inference_mode()
+def decode(
+    drafter: Drafter, model: nn.Module, input_ids: torch.Tensor, settings: Settings, positions: Positions | None = None
+) -> tuple[torch.Tensor, Stats]:
+    """Run rounds until a stop token or the limit; return ids `(1, P + n)` and `Stats`. There is no other loop."""
+    input_ids = _checked_prompt(input_ids, model)
+    stops = stop_ids(model, settings.stop_token_ids)
+    reach = input_ids.shape[1] + settings.max_new_tokens + drafter.reach + 1
+    check_verifiable(model, reach=reach, chain=drafter.chain)
+    choose, stats = Choice(settings), Stats(timing=settings.timing)
+    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach) as target:
+        clock = Clock(target.device)
+        drafter.begin(target, clock.lap)
+        clock.open("legacy")
+        logits, fused = target.prefill(input_ids)
+        (root,), _ = choose(logits)
+        stream = Stream(input_ids, [root], stops, settings)
+        clock.open("decode_only")
+        while not stream.finish:
+            clock.start_round()
+            draft = drafter.draft(root, fused)  # 1 draft
+            clock.lap("draft")
+            if not stats.n_rounds:
+                clock.open("decode_only")
+            tree = drafter.grow(draft)  # 2 tree
+            clock.lap("tree")
+            choices, entropy = choose(target.verify(root, tree))  # 3 verify
+            clock.lap("verify")
+            path, bonus = walk(tree, choices)  # 4 walk
+            committed = stream.commit([*tree.tokens[path].tolist(), bonus])
+            accepted = min(len(path), len(committed))
+            start = target.length
+            fused = target.keep(path[:accepted])  # 5 commit
+            clock.lap("commit")
+            stats.n_rounds += 1
+            report = Round(
+                index=stats.n_rounds - 1,
+                start=start,
+                root=root,
+                tree=tree,
+                accepted=accepted,
+                path=path[:accepted],
+                bonus=bonus if len(committed) > len(path) else None,
+                committed=committed,
+                choices=choices,
+                entropy=entropy,
+                truncated=len(committed) <= len(path),
+                extended=bool(len(tree)) and int(tree.depths.max()) > len(draft.top_ids),
+                ms=clock.laps,
+                top_ids=draft.top_ids,
+                top_logprobs=draft.top_logprobs,
+            )
+            stats.rounds.append(report)
+            if settings.on_round:
+                settings.on_round(report)
+            root = committed[-1]
+    stats.seconds, stats.n_tokens, stats.finish = clock.close(), len(stream.tokens), stream.finish
+    return stream.ids(), stats
+
+
+def walk(tree: CandidateTree, choices: list[int]) -> tuple[list[int], int]:
+    """Follow the target's own choices from the root while the tree has them.
+
+    Args:
+        tree: N candidates.
+        choices: (N+1,) the target's choice after the root, then after each node.
+
+    Returns:
+        The path's node indices, and the bonus: the target's choice where it left the tree.
+    """
+    children = children_of(tree)
+    path: list[int] = []
+    at = ROOT
+    while (child := children.get(at, {}).get(choices[at + 1])) is not None:
+        path.append(child)
+        at = child
+    return path, choices[at + 1]
+
+
+@torch.inference_mode()
+def greedy_generate(
+    target: nn.Module,
+    input_ids: torch.Tensor,
+    max_new_tokens: int = 256,
+    *,
+    positions: Positions | None = None,
+    return_stats: bool = False,
+    **settings: Any,
+) -> Any:
+    """Decode greedily, one token per pass: the oracle. It shares neither loop, cache, mask nor delta with what it checks.
+
+    Arguments and returns as `generate`; `tau` is 1. Sampling has no oracle: `temperature` is refused.
+    """
+    settings = Settings(max_new_tokens, **settings)
+    if settings.temperature:
+        raise ValueError(f"the oracle is greedy: temperature must be 0, got {settings.temperature}")
+    input_ids = _checked_prompt(input_ids, target)
+    stops, cache = stop_ids(target, settings.stop_token_ids), DynamicCache(config=target.config)
+    clock = Clock(input_ids.device)
+    clock.open("legacy")
+    inputs = (positions or StreamPositions()).prefill_inputs(target, input_ids)
+    logits = target(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
+    stream = Stream(input_ids, [int(logits[0, -1].argmax())], stops, settings)
+    clock.open("decode_only")
+    position = inputs["position_ids"].amax(-1, keepdim=True).max() * torch.ones_like(inputs["position_ids"][..., :1])
+    while not stream.finish:
+        position = position + 1  # on every axis, one past the furthest so far
+        step = torch.tensor([stream.tokens[-1:]], device=input_ids.device)
+        logits = target(step, position_ids=position, past_key_values=cache, use_cache=True).logits
+        stream.commit([int(logits[0, -1].argmax())])
+    n = len(stream.tokens)
+    stats = Stats(n, stream.finish, [], n - 1, settings.timing, clock.close())
+    return (stream.ids(), stats) if return_stats else stream.ids()
+
+
+def stop_ids(model: nn.Module, stop_token_ids: Any = None) -> frozenset[int]:
+    """Return the ids that end a text: those given, or for None the target's own from its `generation_config`."""
+    if stop_token_ids is None:
+        stop_token_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if stop_token_ids is None:
+        return frozenset()
+    return frozenset([stop_token_ids] if isinstance(stop_token_ids, int) else map(int, stop_token_ids))
+
+
+def _checked_prompt(input_ids: Any, model: nn.Module) -> torch.Tensor:
+    """Return the prompt as `(1, P)` on the target's device, or raise; say once where transformers' greedy would differ."""
+    input_ids = torch.as_tensor(input_ids)
+    if input_ids.dim() == 1:
+        input_ids = input_ids[None]
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1:
+        raise ValueError(f"input_ids must be one prompt, (1, P) or (P,), got shape {tuple(input_ids.shape)}")
+    if input_ids.shape[1] == 0:
+        raise ValueError("input_ids is empty: a prompt has at least one token")
+    rows = model.get_input_embeddings().weight.shape[0]
+    if int(input_ids.min()) < 0 or int(input_ids.max()) >= rows:
+        raise ValueError(f"input_ids must lie in 0..{rows - 1}, got {int(input_ids.min())}..{int(input_ids.max())}")
+    defaults = getattr(model, "generation_config", None)
+    for name, neutral in (("repetition_penalty", 1.0), ("no_repeat_ngram_size", 0)):
+        value = getattr(defaults, name, None)
+        if value is not None and value != neutral:
+            warnings.warn(
+                f"the target's generation_config has {name}={value}; greedy here is the plain argmax, without it",
+                stacklevel=3,
+            )
+    return input_ids.to(model.get_input_embeddings().weight.device)

@@ -1,0 +1,140 @@
+"""What proposes a tree for a round. A drafter is handed the last committed token and the fused states that are new since
+the round before, and returns candidates; it never sees the target's answer, so it can cost speed but not exactness.
+
+`BlockDrafter` is the paper's: one pass of a block head prices every offset of the block at once, and the tree is read off
+these marginals. A chain is the same drafter with one branch.
+
+Shapes: B block, K branch, N nodes, n new fused states, L kept layers, d width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from glance.cache import PathCache
+from glance.head import block_logits, check_pair, embed_block
+from glance.target import Target
+from glance.tree import CandidateTree, build_budget_tree
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A block's per-offset marginals: the K most probable tokens of each offset and their log-probabilities."""
+
+    top_ids: np.ndarray  # (B-1, K) int64
+    top_logprobs: np.ndarray  # (B-1, K) float64
+
+
+class Drafter(Protocol):
+    """Anything that proposes trees: `begin` once a prompt, then `draft` and `grow` once a round."""
+
+    layer_ids: tuple[int, ...]  # target layers whose states it reads; may be empty
+    reach: int  # the most nodes a tree of its can have; sizes the cache
+    chain: bool  # whether its trees are always chains
+
+    def begin(self, target: Target, lap: Callable[[str], None]) -> None:
+        """Get ready for a prompt; `lap(name)` books the time since the last lap under `name`."""
+        ...
+
+    def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
+        """Price the block after `root`, given the fused states `(1, n, L * d)` of tokens committed since the last call."""
+        ...
+
+    def grow(self, draft: Draft) -> CandidateTree:
+        """Build the candidate tree from a draft."""
+        ...
+
+
+@dataclass
+class BlockDrafter:
+    """One pass of a block head per round; the tree is the `budget` best paths of its marginals.
+
+    Args:
+        head: a block head (see `glance.head`).
+        budget: N, nodes per tree; 0 decodes plain steps.
+        branch_k: candidates per offset; 1 makes the tree a chain.
+        extend_budget: further nodes past the block. When the drafter's greedy spine fills the block, a second pass with
+            the spine revealed prices B-1 more offsets, and a subtree of this many nodes hangs off the spine's leaf.
+    """
+
+    head: Any
+    budget: int = 63
+    branch_k: int = 8
+    extend_budget: int = 0
+    chain: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "extend_budget"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.branch_k < 1:
+            raise ValueError(f"branch_k must be at least 1, got {self.branch_k}")
+        self.chain = self.branch_k == 1
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        """The target layers that the head reads."""
+        return tuple(self.head.target_layer_ids)
+
+    @property
+    def reach(self) -> int:
+        """The most nodes of one tree."""
+        return self.budget + self.extend_budget
+
+    def begin(self, target: Target, lap: Callable[[str], None]) -> None:
+        """Check the pair, and start with an empty context."""
+        check_pair(self.head, target.model)
+        self._target, self._lap = target, lap
+        self._cache = PathCache()
+        self._root = 0
+        weight = next(iter(self.head.parameters()), None) if hasattr(self.head, "parameters") else None
+        self._home = (target.device, target.dtype) if weight is None else (weight.device, weight.dtype)
+
+    def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
+        """Fill the block after `root` in one pass; one transfer to the host."""
+        if self.budget == 0:
+            return Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))
+        self._root = root
+        return self._price([root], fused)
+
+    def grow(self, draft: Draft) -> CandidateTree:
+        """Take the `budget` best paths; where the spine fills the block, extend past it."""
+        tree = build_budget_tree(draft.top_ids, draft.top_logprobs, budget=self.budget, branch_k=self.branch_k)
+        spine = tree.spine() if self.extend_budget else []
+        if not spine or len(spine) < self.head.block_size - 1:
+            return tree
+        self._lap("tree")
+        beyond = self._price([self._root, *tree.tokens[spine].tolist()], None)
+        self._lap("draft")
+        subtree = build_budget_tree(
+            beyond.top_ids, beyond.top_logprobs, budget=self.extend_budget, branch_k=self.branch_k
+        )
+        return tree.graft(spine[-1], subtree)
+
+    def _price(self, known: list[int], fused: torch.Tensor | None) -> Draft:
+        """Run the head on `[known..., MASK x (B-1)]`, known starting at the root; price the masked offsets."""
+        head, model, (device, dtype) = self.head, self._target.model, self._home
+        place, n_masked = self._target.length, head.block_size - 1  # place: the root's, since it is not yet committed
+        ids = torch.tensor([known + [head.mask_token_id] * n_masked], device=self._target.device)
+        if fused is None:  # nothing new was committed since the last pass
+            fused = torch.empty(1, 0, len(self.layer_ids) * model.get_input_embeddings().weight.shape[1])
+        hidden = head(
+            target_hidden=fused.to(device, dtype),
+            noise_embedding=embed_block(head, model, ids).to(device, dtype),
+            position_ids=torch.arange(place - fused.shape[1], place + ids.shape[1], device=device)[None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )[:, -n_masked:].to(self._target.device, self._target.dtype)
+        self._cache.truncate(place)
+        logits = block_logits(head, model, hidden)[0].float()  # (B-1, V)
+        if self.chain and hasattr(head, "propose"):  # a head with its own way through the block: dflash's second kind
+            top_ids = head.propose(hidden, ids[:, 0], model.get_output_embeddings(), 0.0)[0].T  # (B-1, 1)
+            top_logits = logits.gather(-1, top_ids)
+        else:
+            top_logits, top_ids = logits.topk(min(self.branch_k, logits.shape[-1]), dim=-1)  # (B-1, K)
+        logprobs = top_logits - logits.logsumexp(-1, keepdim=True)
+        packed = torch.stack([logprobs, top_ids.float()]).cpu().numpy()  # ids are exact in float32 below 2**24
+        return Draft(packed[1].astype(np.int64), packed[0].astype(np.float64))

@@ -1,0 +1,133 @@
+"""A block head: what it reads off a target, how one is loaded, and what is checked before it drafts.
+
+A decoding head is anything with `block_size`, `mask_token_id`, `target_layer_ids`, called as
+`head(target_hidden=, noise_embedding=, position_ids=, past_key_values=, use_cache=True)` and returning hidden states for
+the block; nothing here tests for a class. It reads the fused states of every committed token but the last (the kept
+layers side by side, `KeptStates` says which state exactly), and the embeddings of `[last committed, MASK x (B-1)]`, on
+plain stream places, whatever rope positions the target uses.
+
+Shapes: B block, V vocabulary, L kept layers, d width.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from glance.target import decoder_layers
+
+
+def default_device() -> torch.device:
+    """Return the best device of this machine: cuda, then mps, then cpu."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def default_dtype(device: torch.device | str) -> torch.dtype:
+    """Return bfloat16 on cuda, float32 elsewhere."""
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+
+
+def load_block_head(
+    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> nn.Module:
+    """Load a `dflash` block head, frozen, from a folder with `config.json` and safetensors weights.
+
+    Args:
+        path: the folder, or a hub id that transformers resolves.
+        dtype: default bfloat16 on cuda, float32 elsewhere.
+        device: default cuda, mps or cpu, the first there is.
+
+    Returns:
+        A `dflash.DFlashDraftModel`, or a `DFlash2DraftModel` where the config names one.
+
+    Raises:
+        ValueError: no config, no mask token id, a block smaller than 2, or weights that do not fit the config.
+    """
+    from dflash import DFlash2DraftModel, DFlashDraftModel
+    from transformers import AutoConfig
+
+    folder = Path(path)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: it is not a block head's folder")
+    device = torch.device(device) if device is not None else default_device()
+    config = AutoConfig.from_pretrained(path)
+    second = "DFlash2DraftModel" in (getattr(config, "architectures", None) or []) or (
+        head_setting(config, "selector_rank") is not None
+    )
+    kind = DFlash2DraftModel if second else DFlashDraftModel
+    if head_setting(config, "mask_token_id") is None:
+        raise ValueError(
+            f"{path}: the config has no mask_token_id (in dflash_config or beside it), so no block can be filled"
+        )
+    head, report = kind.from_pretrained(
+        path, dtype=dtype or default_dtype(device), use_safetensors=True, output_loading_info=True
+    )
+    wrong = {key: sorted(map(str, report[key]))[:3] for key in ("missing_keys", "mismatched_keys") if report.get(key)}
+    if wrong:
+        raise ValueError(f"{path}: weights and config differ: {json.dumps(wrong)}")
+    if head.block_size < 2:
+        raise ValueError(f"{path}: block_size is {head.block_size}; a block has a root and at least one offset")
+    return head.to(device).eval().requires_grad_(False)
+
+
+def head_setting(config: Any, name: str, default: Any = None) -> Any:
+    """Read a drafting setting where dflash keeps it: in `dflash_config`, else on the config itself."""
+    inner = getattr(config, "dflash_config", None) or {}
+    return inner.get(name, getattr(config, name, default))
+
+
+def check_pair(head: Any, model: nn.Module) -> None:
+    """Refuse a head that does not fit the target, naming everything that does not.
+
+    Raises:
+        ValueError: layer ids outside the target, another width, a mask id outside the vocabulary, a vocabulary of
+            another size, or another convention for kept states.
+    """
+    wrong = []
+    n_layers, rows = len(decoder_layers(model)), model.get_input_embeddings().weight.shape[0]
+    width = model.get_input_embeddings().weight.shape[1]
+    for name in ("block_size", "mask_token_id", "target_layer_ids"):
+        if getattr(head, name, None) is None:
+            raise ValueError(f"the head ({type(head).__name__}) has no {name}; a block head needs one")
+    outside = [i for i in head.target_layer_ids if not 0 <= i < n_layers]
+    if outside:
+        wrong.append(f"target_layer_ids {outside} are outside the target's layers 0..{n_layers - 1}")
+    if not 0 <= head.mask_token_id < rows:
+        wrong.append(f"mask_token_id {head.mask_token_id} is outside the target's {rows} embedding rows")
+    if head.block_size < 2:
+        wrong.append(f"block_size is {head.block_size}; it must be at least 2")
+    config = getattr(head, "config", None)
+    if getattr(config, "hidden_size", width) != width:
+        wrong.append(f"hidden_size {config.hidden_size} is not the target's {width}")
+    if getattr(head, "fc", None) is not None and head.fc.in_features != len(head.target_layer_ids) * width:
+        wrong.append(
+            f"it reads {head.fc.in_features} features, {len(head.target_layer_ids)} kept layers give "
+            f"{len(head.target_layer_ids) * width}"
+        )
+    # Padded embedding tables differ by their padding; a tokenizer of another size differs by more than the table can hold.
+    if config is not None and getattr(config, "vocab_size", rows) > rows:
+        wrong.append(f"vocab_size {config.vocab_size} is larger than the target's {rows} embedding rows")
+    if config is not None and head_setting(config, "kept_state", "layer_output") != "layer_output":
+        wrong.append(f"kept_state {head_setting(config, 'kept_state')!r} is not 'layer_output', the convention here")
+    if wrong:
+        raise ValueError(f"the head does not fit the target: {'; '.join(wrong)}")
+
+
+def embed_block(head: Any, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Embed a block's ids `(..., B)` as the head expects: raw target embeddings times its `input_embedding_scale`."""
+    scale = float(head_setting(getattr(head, "config", None), "input_embedding_scale", 1.0))
+    embedded = F.embedding(ids, model.get_input_embeddings().weight)
+    return embedded if scale == 1.0 else embedded * scale
+
+
+def block_logits(head: Any, model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Turn the head's hidden states `(..., d)` into logits `(..., V)`: through `head.compute_logits` where there is one."""
+    output_head = model.get_output_embeddings()
+    if hasattr(head, "compute_logits"):
+        return head.compute_logits(hidden, output_head)
+    return output_head(hidden)

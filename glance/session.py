@@ -1,0 +1,215 @@
+"""What one decode is told, keeps and reports: its settings, clock, committed stream, rounds and stats.
+
+Conventions that decide numbers:
+
+- The first token comes from the prefill and belongs to no round. A round commits its accepted nodes and one bonus token,
+  cut at a stop token or at the limit; tau = (n_tokens - 1) / rounds, after the cut. A round that lost tokens to the cut is
+  `truncated`.
+- `timing="decode_only"` opens after the prefill and after the first round's draft; `"legacy"` opens before the prefill;
+  both divide by all output tokens. The device is synchronised at both ends.
+
+The file knows nothing of models, heads or caches.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from glance.tree import CandidateTree
+
+TIMINGS = ("decode_only", "legacy")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to decode one prompt; refuses what makes no sense.
+
+    Args:
+        max_new_tokens: the limit, at least 1.
+        stop_token_ids: ids that end the text; None means the target's own `generation_config`, () means none.
+        temperature: 0 for greedy.
+        top_p, top_k: restrict sampling as transformers' warpers do; 1.0 and 0 leave it alone.
+        generator: a `torch.Generator` on the target's device, for sampling that repeats.
+        timing: which of the two conventions `Stats.ms_per_token` reports.
+        on_round: called with every `Round`.
+        streamer: a transformers streamer; it receives every committed token in order.
+    """
+
+    max_new_tokens: int = 256
+    stop_token_ids: Any = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    generator: torch.Generator | None = None
+    timing: str = "decode_only"
+    on_round: Callable[["Round"], None] | None = None
+    streamer: Any = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.timing not in TIMINGS:
+            raise ValueError(f"timing must be one of {', '.join(TIMINGS)}, got {self.timing!r}")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(
+                f"top_p must be in (0, 1] and top_k at least 0, got top_p={self.top_p}, top_k={self.top_k}"
+            )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round; plain numbers and numpy arrays, so that views and records need no model."""
+
+    index: int  # 0-based
+    start: int  # the root's place in the stream
+    root: int  # the last committed token
+    tree: CandidateTree
+    accepted: int  # nodes committed, the bonus not among them, after the cut
+    path: list[int]  # their indices
+    bonus: int | None  # the target's own token after the path; None when the cut took it
+    committed: list[int]  # path tokens and bonus, after the cut
+    choices: list[int]  # (N+1,) what the target chose after the root and after each node
+    entropy: float  # nats, of the target's distribution at the root
+    truncated: bool
+    extended: bool  # whether the tree reaches past the block
+    ms: dict[str, float]  # draft, tree, verify, commit
+    top_ids: np.ndarray  # (B-1, K) the draft's marginals
+    top_logprobs: np.ndarray  # (B-1, K)
+
+    @property
+    def tree_size(self) -> int:
+        """Return N, the number of nodes."""
+        return len(self.tree)
+
+
+@dataclass
+class Stats:
+    """What a decode measured. `tau` is tokens per round; `ms_per_token` follows the timing asked for."""
+
+    n_tokens: int = 0
+    finish: str = "length"  # "length" or "stop"
+    rounds: list[Round] = field(default_factory=list)
+    n_rounds: int = 0  # plain steps for the oracle
+    timing: str = "decode_only"
+    seconds: dict[str, float] = field(default_factory=dict)  # by timing convention
+
+    @property
+    def tau(self) -> float:
+        """Return tokens committed per round, the prefill's token left out; nan without a round."""
+        return (self.n_tokens - 1) / self.n_rounds if self.n_rounds else float("nan")
+
+    @property
+    def ms_per_token(self) -> float:
+        """Return milliseconds per output token under the timing convention asked for."""
+        return self.ms_by(self.timing)
+
+    def ms_by(self, timing: str) -> float:
+        """Return milliseconds per output token under `timing`."""
+        return 1e3 * self.seconds[timing] / self.n_tokens
+
+
+class Clock:
+    """Books a round's time by name, and the whole decode's by both conventions."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._opened: dict[str, float] = {}
+        self.laps: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def open(self, timing: str) -> None:
+        """Start the stopwatch of a convention; synchronises the device."""
+        self._synchronise()
+        self._opened[timing] = self._last = perf_counter()
+
+    def close(self) -> dict[str, float]:
+        """Return seconds since each convention's opening; synchronises the device."""
+        self._synchronise()
+        now = perf_counter()
+        return {timing: now - opened for timing, opened in self._opened.items()}
+
+    def start_round(self) -> None:
+        """Begin a round's laps."""
+        self.laps = dict.fromkeys(("draft", "tree", "verify", "commit"), 0.0)
+        self._last = perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Book the milliseconds since the last lap under `name`; the host waits for a device only where it needs data."""
+        now = perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + 1e3 * (now - self._last)
+        self._last = now
+
+    def _synchronise(self) -> None:
+        if self._device.type in ("cuda", "mps"):
+            getattr(torch, self._device.type).synchronize()
+
+
+class Choice:
+    """Turns target logits into the target's own choices: the argmax, or draws from its conditionals."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._warpers = []
+        if settings.temperature > 0:
+            self._warpers.append(TemperatureLogitsWarper(float(settings.temperature)))
+            if settings.top_k:
+                self._warpers.append(TopKLogitsWarper(settings.top_k))
+            if settings.top_p < 1:
+                self._warpers.append(TopPLogitsWarper(settings.top_p))
+
+    def __call__(self, logits: torch.Tensor) -> tuple[list[int], float]:
+        """Choose for each row of `(n, V)`; return n ids and row 0's entropy in nats, in one transfer to the host."""
+        logits = logits.float()
+        top, ids = logits.max(dim=-1)
+        logp = logits[0].log_softmax(-1)
+        entropy = -(logp.exp() * logp).nan_to_num(0.0).sum()  # a token of probability 0 adds nothing
+        if self._warpers:
+            scores = logits
+            for warper in self._warpers:
+                scores = warper(None, scores)
+            ids = torch.multinomial(scores.softmax(-1), 1, generator=self._settings.generator)[:, 0]
+        packed = torch.cat([ids.float(), top, entropy[None]]).tolist()  # ids are exact in float32 below 2**24
+        n = len(logits)
+        if not np.isfinite(packed[n : 2 * n]).all():
+            raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
+        return [int(token) for token in packed[:n]], packed[-1]
+
+
+class Stream:
+    """The committed text: cuts what it is given at the first stop token and at the limit, and feeds the streamer."""
+
+    def __init__(self, input_ids: torch.Tensor, first: list[int], stops: frozenset[int], settings: Settings):
+        self._input_ids, self._stops = input_ids, stops
+        self._limit, self._streamer = settings.max_new_tokens, settings.streamer
+        self.tokens: list[int] = []
+        self.finish = ""  # "", "stop" or "length"
+        if self._streamer is not None:
+            self._streamer.put(input_ids[0].cpu())
+        self.commit(first)
+
+    def commit(self, tokens: list[int]) -> list[int]:
+        """Append tokens up to and including the first stop token, up to the limit; return what was appended."""
+        tokens = tokens[: self._limit - len(self.tokens)]
+        stop = next((i for i, token in enumerate(tokens) if token in self._stops), None)
+        if stop is not None:
+            tokens, self.finish = tokens[: stop + 1], "stop"
+        self.tokens += tokens
+        if not self.finish and len(self.tokens) >= self._limit:
+            self.finish = "length"
+        if self._streamer is not None:
+            self._streamer.put(torch.tensor(tokens))
+            if self.finish:
+                self._streamer.end()
+        return tokens
+
+    def ids(self) -> torch.Tensor:
+        """Return prompt and text, `(1, P + n)`."""
+        new = torch.tensor([self.tokens], dtype=self._input_ids.dtype, device=self._input_ids.device)
+        return torch.cat([self._input_ids, new], dim=1)

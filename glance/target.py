@@ -1,0 +1,237 @@
+"""What a decode asks of the frozen target: prefill, verify a tree in one pass, keep a path, and the kept states.
+
+Any causal language model of transformers with full attention will do, and any vision-language model around one. Places
+and positions are two numbers: a token's *place* is its row in the cache; its rope *position* is place + delta, on every
+axis, where the prompt's images make delta negative (M-RoPE). A node's place is the root's place + its depth.
+
+Conventions that decide numbers:
+
+- The kept state of layer i is what decoder layer i returns (transformers' `hidden_states[i + 1]`), before Qwen3-VL's
+  deepstack addition, which happens between layers; of the last layer it is the final norm's output. Only the layers
+  asked for are held.
+- The delta comes from the prompt's own positions (largest + 1 - length), never from `rope_deltas`, which is state on the
+  model and leaks from one prompt into the next.
+
+Shapes: P prompt tokens, N nodes, V vocabulary, L kept layers, d width, A rope axes (M-RoPE: 3).
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from glance.cache import PathCache
+from glance.tree import CandidateTree, tree_mask
+
+_TREE_ATTENTION = ("sdpa", "eager")  # what takes an additive (1, 1, q, k) mask unchanged
+
+
+class Positions(Protocol):
+    """Says how a prompt enters the target: the position adapter."""
+
+    def prefill_inputs(self, model: nn.Module, input_ids: torch.Tensor) -> dict[str, Any]:
+        """Check the prompt `(1, P)`; return the prefill's keywords, `position_ids` of `(1, P)` or `(A, 1, P)` included."""
+        ...
+
+
+class StreamPositions:
+    """Plain positions 0, 1, 2, ...: text targets, and text-only prompts on a vision-language target."""
+
+    def prefill_inputs(self, model: nn.Module, input_ids: torch.Tensor) -> dict[str, Any]:
+        """Refuse image or video tokens, which have no pixels here; return 1-D positions `(1, P)`."""
+        for kind in ("image", "video"):
+            placeholder = placeholder_id(model.config, kind)
+            count = int((input_ids == placeholder).sum()) if placeholder is not None else 0
+            if count:
+                raise ValueError(
+                    f"the prompt has {count} {kind} tokens (id {placeholder}) but 0 pixel values: "
+                    "pass positions=VisionPositions(pixel_values, image_grid_thw)"
+                )
+        return {"position_ids": torch.arange(input_ids.shape[1], device=input_ids.device)[None]}
+
+
+def placeholder_id(config: Any, kind: str) -> int | None:
+    """Return the id that stands for one merged patch of an "image" or "video" in a prompt, or None."""
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
+        if getattr(config, name, None) is not None:
+            return int(getattr(config, name))
+    return None
+
+
+class KeptStates:
+    """Records what chosen decoder layers return while it is entered; training and decoding both read states with it."""
+
+    def __init__(self, model: nn.Module, layer_ids: Sequence[int]):
+        self.decoder, self.layers = decoder_of(model), decoder_layers(model)
+        self.layer_ids = tuple(layer_ids)
+        bad = [i for i in self.layer_ids if not 0 <= i < len(self.layers)]
+        if bad:
+            raise ValueError(f"target_layer_ids {bad} are outside the target's layers 0..{len(self.layers) - 1}")
+        self._states: dict[int, torch.Tensor] = {}
+        self._hooks: list = []
+
+    def __enter__(self) -> "KeptStates":
+        last = len(self.layers) - 1
+        for i in set(self.layer_ids):
+            module = self.decoder if i == last else self.layers[i]
+            self._hooks.append(module.register_forward_hook(self._recorder(i)))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._states.clear()
+
+    def _recorder(self, layer: int):
+        def record(module: nn.Module, args: tuple, output: Any) -> None:
+            self._states[layer] = output if isinstance(output, torch.Tensor) else output[0]
+
+        return record
+
+    def take(self) -> torch.Tensor | None:
+        """Return the last forward's states side by side, `(batch, q, L * d)`, and let go of them; None for no layers."""
+        if not self.layer_ids:
+            return None
+        missing = [i for i in self.layer_ids if i not in self._states]
+        if missing:
+            raise RuntimeError(f"the target returned no state for layers {missing}: is every layer run as a module?")
+        states = [self._states[i] for i in self.layer_ids]
+        self._states.clear()
+        home = states[-1].device  # layers may sit on several devices
+        return torch.cat([state.to(home) for state in states], dim=-1)
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """Return the module that runs the language layers."""
+    return model.get_decoder()
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """Return the language model's decoder layers, in order."""
+    config = model.config.get_text_config(decoder=True)
+    for child in decoder_of(model).children():
+        if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+            return child
+    raise ValueError(f"{type(model).__name__} has no list of {config.num_hidden_layers} decoder layers to read from")
+
+
+def check_verifiable(model: nn.Module, *, reach: int, chain: bool = False) -> None:
+    """Refuse, by name and before any forward, a target whose block pass would differ from its steps.
+
+    Args:
+        reach: the largest number of tokens that the cache will hold; sliding windows at least this long never bite.
+        chain: whether only chains will be verified; these need no mask of ours.
+    """
+    config = model.config.get_text_config(decoder=True)
+    name = type(model).__name__
+    layer_types = getattr(config, "layer_types", None) or []
+    window = getattr(config, "sliding_window", None)
+    if not layer_types and window and getattr(config, "use_sliding_window", True):
+        layer_types = ["sliding_attention"]
+    known = {"full_attention", "sliding_attention"}
+    strange = sorted({kind for kind in layer_types if kind not in known})
+    if strange or getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{name} has {', '.join(strange) or 'recurrent'} layers: their state after a block is not the state after "
+            "single steps along one path, so a tree cannot be verified; use a target with full attention"
+        )
+    if "sliding_attention" in layer_types and window and window < reach:
+        raise ValueError(
+            f"{name} has sliding_attention layers with a window of {window}, and this decode reaches {reach} tokens: "
+            "one mask cannot serve both layer types; stay within the window or use a target with full attention"
+        )
+    attention = getattr(config, "_attn_implementation", None) or "eager"
+    if attention not in _TREE_ATTENTION and not chain:
+        raise ValueError(
+            f"attn_implementation={attention!r} takes no tree mask: load the target with 'sdpa' or 'eager' "
+            "(a chain needs no mask: chain_generate still runs)"
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"{name}.forward takes no position_ids, so nodes of equal depth cannot share a position")
+
+
+class Target:
+    """One prompt's conversation with a frozen target; enter it to record kept states, leave it to let go of everything.
+
+    Attributes:
+        model: the transformers model.
+        delta: rope position minus place, for every token after the prompt.
+        length: number of committed tokens in the cache, the root not among them.
+    """
+
+    def __init__(self, model: nn.Module, positions: Positions, layer_ids: Sequence[int] = (), *, room: int = 0):
+        self.model = model
+        self.positions = positions
+        self.cache = PathCache(room)
+        self.kept = KeptStates(model, layer_ids)
+        self.device = model.get_input_embeddings().weight.device
+        self.dtype = model.get_input_embeddings().weight.dtype
+        self.masked = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
+        self.masked = (self.masked or "eager") in _TREE_ATTENTION
+        self.delta = 0
+        self.axes = 0  # 0: position_ids are (1, q); else (A, 1, q)
+        self.length = 0
+        self._states: torch.Tensor | None = None
+
+    def __enter__(self) -> "Target":
+        self.kept.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kept.__exit__(*exc)
+        self._states = None
+
+    def prefill(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the prompt `(1, P)`; return the next token's logits `(1, V)` and the prompt's fused states `(1, P, L * d)`."""
+        inputs = self.positions.prefill_inputs(self.model, input_ids)
+        position_ids = inputs["position_ids"]
+        self.axes = position_ids.shape[0] if position_ids.dim() == 3 else 0
+        self.delta = int(position_ids.max()) + 1 - input_ids.shape[1]
+        output = self.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **inputs)
+        self.length = input_ids.shape[1]
+        return output.logits[0, -1:], self.kept.take()
+
+    def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
+        """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
+        n = len(tree)
+        steps = torch.zeros(2, n + 1, dtype=torch.long)  # tokens, depths
+        steps[0, 0] = root
+        if n:
+            steps[0, 1:] = torch.from_numpy(tree.tokens)
+            steps[1, 1:] = torch.from_numpy(tree.depths)
+        steps = steps.to(self.device)
+        output = self.model(
+            input_ids=steps[:1],
+            position_ids=self._rope_positions(steps[1]),
+            attention_mask=self._mask(tree),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self._states = self.kept.take()
+        return output.logits[0]
+
+    def keep(self, path: Sequence[int]) -> torch.Tensor | None:
+        """Commit the root and the nodes of `path`, in place; return their fused states `(1, 1 + a, L * d)`."""
+        rows = [0, *(node + 1 for node in path)]
+        self.cache.keep_path(self.length, rows)
+        self.length += len(rows)
+        states, self._states = self._states, None
+        if states is None:
+            return None
+        return states[:, : len(rows)] if rows == list(range(len(rows))) else states[:, rows]
+
+    def _rope_positions(self, depths: torch.Tensor) -> torch.Tensor:
+        """Turn depths `(q,)` into rope positions: `(1, q)`, or `(A, 1, q)` with all axes equal, as after any prompt."""
+        positions = (depths + (self.length + self.delta))[None]  # (1, q)
+        return positions.expand(self.axes, 1, -1) if self.axes else positions
+
+    def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
+        """Return the additive mask `(1, 1, N+1, length+N+1)`; None where plain causal order already says it."""
+        if not len(tree) or not self.masked:
+            return None
+        mask = torch.zeros(1, 1, len(tree) + 1, self.length + len(tree) + 1, dtype=self.dtype, device=self.device)
+        mask[..., self.length :] = torch.from_numpy(tree_mask(tree))
+        return mask

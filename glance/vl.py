@@ -1,0 +1,223 @@
+"""Vision-language targets: loading one with its processor, and how a prompt with images enters it.
+
+An image stands in the stream as one placeholder token per merged patch, and takes rope positions on a grid (M-RoPE): time,
+height and width axes that advance by max(h, w) where the stream advances by h * w. The prompt's positions come from the
+target's own `get_rope_index`; everything after the prompt is `glance.target`'s business. Families without `get_rope_index`
+(LLaVA, SmolVLM) use plain positions.
+
+transformers loads no processor for images without torchvision (it silently returns the bare tokenizer). `load_target`
+notices, and composes an image-only processor of the stock class's interface over the same files and Pillow's resizing.
+
+Shapes: P prompt tokens, n patches before merging, (t, h, w) a grid of them.
+"""
+
+import inspect
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from glance.head import default_device, default_dtype
+from glance.target import StreamPositions, placeholder_id
+
+log = logging.getLogger(__name__)
+KINDS = {"image": ("pixel_values", "image_grid_thw", 1), "video": ("pixel_values_videos", "video_grid_thw", 2)}
+
+
+class VisionPositions:
+    """A prompt with images, and video where the family has it; holds no state, so one object serves every arm.
+
+    Args:
+        pixel_values: the processor's pixels, (n, patch) for the Qwen families; None for a prompt without images.
+        image_grid_thw: (images, 3) grids in patches, where the family has grids.
+        mm_token_type_ids: (1, P) 0 text, 1 image, 2 video; built from the config's placeholder ids when absent.
+        video: further keywords for video: `pixel_values_videos`, `video_grid_thw`, `second_per_grid_ts`.
+        extra: any further keyword of the prefill (`image_sizes`, `pixel_attention_mask`, ...).
+    """
+
+    def __init__(
+        self,
+        pixel_values: torch.Tensor | None,
+        image_grid_thw: torch.Tensor | None = None,
+        *,
+        mm_token_type_ids: torch.Tensor | None = None,
+        video: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ):
+        self.inputs: dict[str, Any] = {"pixel_values": pixel_values, "image_grid_thw": image_grid_thw}
+        self.inputs |= {**(video or {}), **(extra or {})}
+        self.inputs = {name: value for name, value in self.inputs.items() if value is not None}
+        self.mm_token_type_ids = mm_token_type_ids
+
+    @classmethod
+    def from_inputs(cls, inputs: Mapping[str, Any]) -> "VisionPositions":
+        """Take what a processor returned, whatever its family names it."""
+        known = ("pixel_values", "image_grid_thw", "mm_token_type_ids", "input_ids", "attention_mask", "token_type_ids")
+        return cls(
+            inputs.get("pixel_values"),
+            inputs.get("image_grid_thw"),
+            mm_token_type_ids=inputs.get("mm_token_type_ids"),
+            extra={name: value for name, value in inputs.items() if name not in known},
+        )
+
+    def prefill_inputs(self, model: nn.Module, input_ids: torch.Tensor) -> dict[str, Any]:
+        """Check pixels against placeholders; return pixels, grids and rope positions `(A, 1, P)` (or `(1, P)`).
+
+        Raises:
+            ValueError: placeholders without pixels, pixels without placeholders, or counts that differ.
+        """
+        self._check_counts(model, input_ids)
+        inputs = {
+            name: value.to(input_ids.device) if isinstance(value, torch.Tensor) else value
+            for name, value in self.inputs.items()
+        }
+        base = getattr(model, "model", model)
+        grids = {name: inputs[name] for _, name, _ in KINDS.values() if name in inputs}
+        if not hasattr(base, "get_rope_index") or not grids:
+            if self.inputs:
+                return {"position_ids": torch.arange(input_ids.shape[1], device=input_ids.device)[None], **inputs}
+            return StreamPositions().prefill_inputs(model, input_ids)
+        accepted = inspect.signature(base.get_rope_index).parameters
+        timing = {name: inputs[name] for name in ("second_per_grid_ts",) if name in inputs and name in accepted}
+        position_ids, _ = base.get_rope_index(
+            input_ids=input_ids, mm_token_type_ids=self._token_types(model, input_ids), **grids, **timing
+        )
+        return {"position_ids": position_ids.to(input_ids.device), **inputs}
+
+    def _token_types(self, model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.mm_token_type_ids is not None:
+            types = torch.as_tensor(self.mm_token_type_ids).to(input_ids.device)
+            if types.shape != input_ids.shape:
+                raise ValueError(f"mm_token_type_ids is {tuple(types.shape)}, the prompt is {tuple(input_ids.shape)}")
+            return types
+        types = torch.zeros_like(input_ids)
+        for kind, (_, _, type_id) in KINDS.items():
+            placeholder = placeholder_id(model.config, kind)
+            if placeholder is not None:
+                types[input_ids == placeholder] = type_id
+        return types
+
+    def _check_counts(self, model: nn.Module, input_ids: torch.Tensor) -> None:
+        for kind, (pixels, grid, _) in KINDS.items():
+            placeholder = placeholder_id(model.config, kind)
+            tokens = int((input_ids == placeholder).sum()) if placeholder is not None else 0
+            given, grids = self.inputs.get(pixels), self.inputs.get(grid)
+            if (given is None) != (tokens == 0) and not (given is None and "video_grid_thw" in self.inputs):
+                count = 0 if given is None else len(given)
+                raise ValueError(
+                    f"the prompt has {tokens} {kind} tokens (id {placeholder}) and {count} rows of {pixels}: "
+                    "both or neither must be there (did the processor see the image and the chat template?)"
+                )
+            if grids is None or given is None:
+                continue
+            vision = getattr(model.config, "vision_config", None)
+            merge = int(getattr(vision, "spatial_merge_size", 1)) ** 2
+            patches = int(torch.as_tensor(grids).prod(-1).sum())
+            if patches != len(given):
+                raise ValueError(f"{grid} names {patches} patches, {pixels} has {len(given)} rows")
+            if patches // merge != tokens:
+                raise ValueError(
+                    f"the prompt has {tokens} {kind} tokens (id {placeholder}), {grid} asks for {patches // merge}"
+                )
+
+
+def load_target(
+    model_id_or_folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    attn_implementation: str = "sdpa",
+    device_map: Any = None,
+) -> tuple[nn.Module, Any]:
+    """Load a frozen target and what encodes its prompts.
+
+    Args:
+        model_id_or_folder: a transformers checkpoint, vision-language or text.
+        dtype: default bfloat16 on cuda, float32 elsewhere.
+        device: default cuda, mps or cpu, the first there is; ignored with `device_map`.
+        attn_implementation: "sdpa" or "eager" for trees; flash attention runs chains only.
+        device_map: passed to transformers, to spread a large target.
+
+    Returns:
+        (target, processor) for a vision-language target, (target, tokenizer) for a text target.
+
+    Raises:
+        ValueError: not a checkpoint, or a target that cannot be verified as a tree.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    path = Path(model_id_or_folder)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ValueError(f"{path} has no config.json: it is not a transformers checkpoint")
+    config = AutoConfig.from_pretrained(model_id_or_folder)
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    device = torch.device(device) if device is not None else default_device()
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    target = kind.from_pretrained(
+        model_id_or_folder,
+        dtype=dtype or default_dtype(device),
+        attn_implementation=attn_implementation,
+        device_map=device_map,
+    )
+    if device_map is None:
+        target = target.to(device)
+    return target.eval().requires_grad_(False), load_processor(model_id_or_folder, vision=sees)
+
+
+def load_processor(model_id_or_folder: str | Path, *, vision: bool = True) -> Any:
+    """Load the stock processor where transformers can build it, else an image-only one; for text, the tokenizer."""
+    from transformers import AutoProcessor, AutoTokenizer
+    from transformers.utils import is_torchvision_available
+
+    if not vision:
+        return AutoTokenizer.from_pretrained(model_id_or_folder)
+    if is_torchvision_available():
+        processor = AutoProcessor.from_pretrained(model_id_or_folder)
+        if hasattr(processor, "image_processor"):
+            log.info("processor: stock %s", type(processor).__name__)
+            return processor
+    return _image_only_processor(model_id_or_folder)
+
+
+def _image_only_processor(model_id_or_folder: str | Path) -> Any:
+    """Compose the stock processor's class over Pillow image processing, without its video half."""
+    import transformers
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers.image_processing_base import ImageProcessingMixin
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    model_type = AutoConfig.from_pretrained(model_id_or_folder).model_type
+    tokenizer = AutoTokenizer.from_pretrained(model_id_or_folder)
+    settings, _ = ImageProcessingMixin.get_image_processor_dict(model_id_or_folder)
+    names = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, {})
+    name = settings.get("image_processor_type") or names.get("torchvision") or ""
+    name = name.removesuffix("Pil").removesuffix("Fast") + "Pil"
+    pillow = getattr(transformers, name, None)
+    stock = getattr(transformers, PROCESSOR_MAPPING_NAMES.get(model_type, ""), None)
+    if pillow is None or stock is None:
+        raise ValueError(
+            f"{model_id_or_folder}: images of a {model_type} target need torchvision (no {name} in "
+            f"transformers {transformers.__version__}); install it, or encode the prompt yourself"
+        )
+    processor = image_only(stock)(
+        image_processor=pillow.from_pretrained(model_id_or_folder),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+    )
+    log.info("processor: image-only %s over %s (torchvision is not installed)", stock.__name__, name)
+    return processor
+
+
+def image_only(stock: type) -> type:
+    """Subclass a stock processor class so that it takes no video processor; images and text behave as in the stock."""
+
+    def __init__(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **kw: Any):
+        # transformers pairs positional arguments with the subprocessors that this signature names: the None for video,
+        # third in the stock signatures, pairs with nothing.
+        stock.__init__(self, image_processor, tokenizer, None, chat_template=chat_template, **kw)
+
+    return type(stock.__name__, (stock,), {"__init__": __init__, "__module__": __name__})

@@ -33,28 +33,28 @@ VOCAB = 272  # rows are padded past the last special, as published tables are
 WIDTH = 32
 LAYERS = 4
 
-TEXT = dict(
-    vocab_size=VOCAB,
-    hidden_size=WIDTH,
-    intermediate_size=48,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=1024,
-    initializer_range=0.25,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}  # head_dim 8: 4 frequencies
-PLACES = dict(image_token_id=IMAGE, video_token_id=VIDEO)
-EDGES = dict(vision_start_token_id=VISION_START, vision_end_token_id=VISION_END)
-GLM_EDGES = dict(
-    image_start_token_id=VISION_START,
-    image_end_token_id=VISION_END,
-    video_start_token_id=264,
-    video_end_token_id=265,
-)
+PLACES = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+EDGES = {"vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END}
+GLM_EDGES = {
+    "image_start_token_id": VISION_START,
+    "image_end_token_id": VISION_END,
+    "video_start_token_id": 264,
+    "video_end_token_id": 265,
+}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
@@ -66,12 +66,17 @@ CHAT_TEMPLATE = (
 def text_target(family: str = "qwen3", *, seed: int = 0, attention: str = "sdpa", **changes: Any) -> nn.Module:
     """Build a tiny random text target: qwen3, qwen2, llama, gpt2, mistral or gemma2 (the last two with windows)."""
     if family == "gpt2":
-        settings = dict(
-            vocab_size=VOCAB, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=1024, initializer_range=0.25
-        )
-        settings |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+        settings = {
+            "vocab_size": VOCAB,
+            "n_embd": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": 4,
+            "n_positions": 1024,
+            "initializer_range": 0.25,
+        }
+        settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     else:
-        settings = TEXT | (dict(head_dim=8) if family in ("qwen3", "gemma2") else {})
+        settings = TEXT | ({"head_dim": 8} if family in ("qwen3", "gemma2") else {})
     config = {
         "qwen3": transformers.Qwen3Config,
         "qwen2": transformers.Qwen2Config,
@@ -88,41 +93,52 @@ def text_target(family: str = "qwen3", *, seed: int = 0, attention: str = "sdpa"
 def vision_config(family: str, **changes: Any) -> Any:
     """Return a tiny configuration of a vision-language family; `changes` go to its text half."""
     text = TEXT | {"rope_parameters": dict(MROPE)} | changes
-    deep = dict(
-        depth=3,
-        hidden_size=32,
-        intermediate_size=32,
-        num_heads=4,
-        out_hidden_size=WIDTH,
-        patch_size=8,
-        num_position_embeddings=64,
-        deepstack_visual_indexes=[0, 1],
-        initializer_range=0.25,
-    )
+    deep = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 4,
+        "out_hidden_size": WIDTH,
+        "patch_size": 8,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+        "initializer_range": 0.25,
+    }
     if family in ("qwen2_vl", "qwen2_5_vl"):
-        vision = dict(patch_size=8, depth=2, num_heads=4, initializer_range=0.25)
+        vision = {"patch_size": 8, "depth": 2, "num_heads": 4, "initializer_range": 0.25}
         if family == "qwen2_vl":
-            vision |= dict(embed_dim=32, hidden_size=WIDTH, mlp_ratio=2)
+            vision |= {"embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2}
             return transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **PLACES, **EDGES)
-        vision |= dict(
-            hidden_size=32, out_hidden_size=WIDTH, intermediate_size=32, window_size=32, fullatt_block_indexes=[1]
-        )
+        vision |= {
+            "hidden_size": 32,
+            "out_hidden_size": WIDTH,
+            "intermediate_size": 32,
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+        }
         return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **PLACES, **EDGES)
     if family == "qwen3_vl":
         return transformers.Qwen3VLConfig(text_config=text | {"head_dim": 8}, vision_config=deep, **PLACES, **EDGES)
     if family == "qwen3_vl_moe":
-        experts = dict(head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+        experts = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
         return transformers.Qwen3VLMoeConfig(text_config=text | experts, vision_config=deep, **PLACES, **EDGES)
     if family in ("glm4v", "glm_ocr"):
         kind = transformers.Glm4vConfig if family == "glm4v" else transformers.GlmOcrConfig
-        vision = dict(depth=2, hidden_size=32, num_heads=4, image_size=64, patch_size=8, out_hidden_size=WIDTH)
-        vision |= dict(intermediate_size=32, initializer_range=0.25)
+        vision = {
+            "depth": 2,
+            "hidden_size": 32,
+            "num_heads": 4,
+            "image_size": 64,
+            "patch_size": 8,
+            "out_hidden_size": WIDTH,
+        }
+        vision |= {"intermediate_size": 32, "initializer_range": 0.25}
         if family == "glm_ocr":
             text["head_dim"] = 8
         return kind(text_config=text, vision_config=vision, **PLACES, **GLM_EDGES)
     if family == "paddleocr_vl":
-        vision = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
-        vision |= dict(image_size=64, patch_size=8)
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision |= {"image_size": 64, "patch_size": 8}
         settings = dict(tie_word_embeddings=False, **PLACES, **EDGES)
         return transformers.PaddleOCRVLConfig(text_config=text | {"head_dim": 8}, vision_config=vision, **settings)
     if family == "llava":
@@ -140,8 +156,8 @@ def vision_config(family: str, **changes: Any) -> Any:
         )
     if family == "idefics3":
         text = transformers.LlamaConfig(**TEXT | changes)
-        vision = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
-        vision |= dict(image_size=32, patch_size=8)
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision |= {"image_size": 32, "patch_size": 8}
         return transformers.Idefics3Config(
             text_config=text, vision_config=vision, image_token_id=IMAGE, scale_factor=2, tie_word_embeddings=False
         )
@@ -237,9 +253,9 @@ def block_head(
     from dflash import DFlash2DraftModel, DFlashDraftModel
 
     width = model.get_input_embeddings().weight.shape[1]
-    drafting = dict(mask_token_id=MASK % len(model.get_input_embeddings().weight), target_layer_ids=list(layer_ids))
+    drafting = {"mask_token_id": MASK % len(model.get_input_embeddings().weight), "target_layer_ids": list(layer_ids)}
     if second:
-        drafting |= dict(selector_rank=4, selector_top_k=5, conv_kernel_size=2, conv_group_size=8)
+        drafting |= {"selector_rank": 4, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8}
     config = transformers.Qwen3Config(
         vocab_size=len(model.get_input_embeddings().weight),
         hidden_size=width,
@@ -393,8 +409,8 @@ def save_target(model: nn.Module, folder: Path) -> Path:
     tokenizer().save_pretrained(folder)
     family = model.config.model_type
     if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
-        shape = dict(patch_size=8, temporal_patch_size=2, merge_size=2)
-        size = dict(shortest_edge=16 * 16, longest_edge=96 * 96)
+        shape = {"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2}
+        size = {"shortest_edge": 16 * 16, "longest_edge": 96 * 96}
         image = dict(image_processor_type="Qwen2VLImageProcessorFast", size=size, **shape)
         third = family.startswith("qwen3")
         kind = "Qwen3VLVideoProcessor" if third else "Qwen2VLVideoProcessor"

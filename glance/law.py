@@ -83,9 +83,13 @@ class DraftabilityLaw:
             why = "entropy separates accepted from rejected tokens" if a.any() else "no draft token was accepted"
             why = why if failed.any() else "every round reached the cap"
             raise ValueError(f"no finite fit: {why} in {len(h)} rounds; give more rounds, or a better or longer draft")
-        theta, information = _maximise(x, a[None], failed[None], np.zeros((1, 2)))
+        theta, cov = _maximise(x, a[None], failed[None], np.zeros((1, 2)))
+        if not np.isfinite(theta).all():
+            raise ValueError(
+                f"no finite fit: entropy all but separates accepted from rejected tokens in {len(h)} rounds"
+            )
         back = np.array([[1, -h.mean() / h.std()], [0, -1 / h.std()]])  # coefficients of x -> (b0, b1)
-        coef, se = back @ theta[0], np.sqrt(np.diag(back @ np.linalg.inv(information[0]) @ back.T))
+        coef, se = back @ theta[0], np.sqrt(np.diag(back @ cov[0] @ back.T))
         coef_ci = coef + Z95 * se * np.array([[-1], [1]])
         ranks = [_midranks(values) - (len(h) + 1) / 2 for values in (h, a)]
         rho = _correlate(*ranks, np.zeros(len(h), int), np.ones((1, 1)))[0]
@@ -208,7 +212,10 @@ def _expected(eta, cap):
 
 
 def _maximise(x, wins, losses, theta):
-    """Run Newton with step halving on R logistic likelihoods at once: x (C,), counts (R, C), theta (R, 2)."""
+    """Run Newton with step halving on R logistic likelihoods: x (C,), counts (R, C), start (R, 2).
+
+    Returns the maxima (R, 2), nan where the likelihood is too flat to find one, and their covariances (R, 2, 2).
+    """
     trials = wins + losses
 
     def loglik(theta):
@@ -219,14 +226,17 @@ def _maximise(x, wins, losses, theta):
     for _ in range(60):
         p = np.exp(-np.logaddexp(0, -(theta[:, :1] + theta[:, 1:] * x)))
         weight, residual = trials * p * (1 - p), wins - trials * p
-        information = np.stack([weight.sum(1), weight @ x, weight @ x, weight @ (x * x)], 1).reshape(-1, 2, 2)
-        step = np.linalg.solve(information, np.stack([residual.sum(1), residual @ x], 1)[..., None])[..., 0]
-        if np.abs(step).max() < 1e-9:
-            return theta, information
+        i00, i01, i11 = weight.sum(1), weight @ x, weight @ (x * x)
+        det = i00 * i11 - i01 * i01
+        det = np.where(det > 1e-10 * i00 * i11, det, np.nan)[:, None, None]  # below: rounding, not curvature
+        cov = np.stack([i11, -i01, -i01, i00], 1).reshape(-1, 2, 2) / det
+        step = np.einsum("rij,jr->ri", cov, [residual.sum(1), residual @ x])
+        if not (np.abs(step) >= 1e-9).any():
+            break
         while (worse := (new := loglik(theta + step)) < value - 1e-12 * np.abs(value)).any():
             step[worse] /= 2
         theta, value = theta + step, new
-    raise ValueError("the likelihood is all but flat: entropy nearly separates accepted from rejected draft tokens")
+    return np.where(np.abs(step) < 1e-9, theta, np.nan), cov
 
 
 def _refit(x, wins, losses, groups, drawn, theta):  # drawn (R, G): how often a resample holds a group; -> (<= R, 2)
@@ -236,7 +246,10 @@ def _refit(x, wins, losses, groups, drawn, theta):  # drawn (R, G): how often a 
     tables = (np.bincount(groups * cells + cell, n, drawn.shape[1] * cells) for n in (wins, losses))  # (G * C,)
     wins, losses = (drawn @ table.reshape(-1, cells) for table in tables)  # (R, C)
     ok = _overlap(centres, wins, losses)
-    return _maximise(centres, wins[ok], losses[ok], np.repeat(theta, ok.sum(), 0))[0] if ok.any() else theta[:0]
+    if not ok.any():
+        return theta[:0]
+    thetas, _ = _maximise(centres, wins[ok], losses[ok], np.repeat(theta, ok.sum(), 0))
+    return thetas[np.isfinite(thetas).all(1)]
 
 
 def _bins(h, bins):

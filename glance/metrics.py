@@ -1,7 +1,6 @@
 """From a run's rows to the numbers in its tables: warm-up, acceptance, speedup, intervals.
 
 Rows are mappings with the keys of ``prompts.jsonl`` (one per arm, task and prompt); any iterable of them will do.
-
 Conventions that decide numbers:
 
 - The first sample of a task is a warm-up and is dropped, so ``n=100`` decodes 101. Every function here leaves out rows
@@ -38,14 +37,11 @@ def drop_warmup(rows: Iterable[Mapping]) -> list[Mapping]:
     >>> [row["prompt"] for row in drop_warmup([{"task": "docvqa", "prompt": i} for i in range(3)])]
     [1, 2]
     """
-    rows, seen, kept = _listed(rows), set(), []
+    rows = _listed(rows)
     if any("warmup" in row for row in rows):
         return [row for row in _listed(rows, "warmup") if not row["warmup"]]
-    for row in rows:
-        place = (row.get("arm"), row.get("task"))
-        kept += [row] if place in seen else []
-        seen.add(place)
-    return kept
+    places = [(row.get("arm"), row.get("task")) for row in rows]
+    return [row for i, row in enumerate(rows) if places.index(places[i]) < i]
 
 
 def acceptance_length(rows: Iterable[Mapping]) -> float:
@@ -72,7 +68,7 @@ def acceptance(rows: Iterable[Mapping], *, reach: int) -> dict[str, float]:
     {'tau': 3.5, 'accepted_length': 2.5, 'acceptance_rate': 0.25}
     """
     if reach < 1:
-        raise ValueError(f"reach={reach}: a round drafts at least one offset (block size - 1)")
+        raise ValueError(f"reach={reach} must be at least 1: the offsets of a block")
     tau = acceptance_length(rows)
     return {"tau": tau, "accepted_length": tau - 1, "acceptance_rate": (tau - 1) / reach}
 
@@ -92,12 +88,11 @@ def geomean(values: Iterable[float]) -> float:
 def speedup(rows: Iterable[Mapping], arm: str, baseline: str = "ar", *, key: str = "ms_per_token") -> dict[str, float]:
     """Return each task's ms/token of ``baseline`` over that of ``arm``; combine tasks with `geomean`.
 
+    Raises ValueError if arms differ in prompts, rows in device, dtype, versions or timing, or a pair in its process.
+
     >>> row = {"task": "docvqa", "prompt": 1, "n_tokens": 8, "device": "cpu", "dtype": "float32"}
     >>> speedup([{**row, "arm": "ar", "ms_per_token": 9.0}, {**row, "arm": "tree", "ms_per_token": 3.0}], "tree")
     {'docvqa': 3.0}
-
-    Raises:
-        ValueError: if the arms differ in prompts, rows in device, dtype, versions or timing, or a pair in process.
     """
     rows = _listed(rows, "arm", "task", "prompt", "n_tokens", key, *REQUIRED)
     rows = [row for row in rows if row["arm"] in (arm, baseline) and not row.get("warmup")]
@@ -105,9 +100,9 @@ def speedup(rows: Iterable[Mapping], arm: str, baseline: str = "ar", *, key: str
         if len(found := {str(row.get(name)) for row in rows}) > 1:
             raise ValueError(f"rows mix {name} {sorted(found)}: timings compare on equal terms alone; select one")
     sides = [{(row["task"], row["prompt"]): row for row in rows if row["arm"] == a} for a in (arm, baseline)]
-    if not rows or sides[0].keys() != sides[1].keys() or len(sides[0]) + len(sides[1]) != len(rows):
-        counts = f"{len(sides[0])} of {arm!r}, {len(sides[1])} of {baseline!r}, {len(rows)} rows"
-        raise ValueError(f"each prompt needs one row of {arm!r} and one of {baseline!r}; there are {counts}")
+    if not rows or sides[0].keys() != sides[1].keys() or len(rows) != len({arm, baseline}) * len(sides[0]):
+        counts = f"{len(rows)} rows hold {len(sides[0])} and {len(sides[1])} prompts"
+        raise ValueError(f"each prompt needs one row of {arm!r} and one of {baseline!r}; {counts}")
     sums: dict[str, np.ndarray] = {}
     for place, row in sides[0].items():
         if row.get("process") != (other := sides[1][place]).get("process"):

@@ -10,3 +10,10 @@ BUILD = ROOT / "build"
 RUNS = DATA / "runs"
 PAPER = DATA / "paper"
 POCKET = DATA / "pocket"
+
+
+def located(name: str | Path) -> str:
+    """Return a parameter's path as it is meant: absolute as given, relative from the project's root; a hub id stays."""
+    path = Path(name)
+    here = ROOT / path
+    return str(here) if not path.is_absolute() and here.exists() else str(name)

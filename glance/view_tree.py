@@ -4,7 +4,7 @@ Conventions that decide the picture:
 
 - Columns are offsets. The first child (lowest rank) stands on its parent's row, so the greedy spine is straight; each
   further child opens a row below, as high as its columns are free. Edges run in the gutters and never cross.
-- Opacity is the cube root of the path probability: a path of 0.001 is still to be seen beside one of 0.9.
+- Opacity is the square root of the path probability: a path of 0.01 is still to be seen beside one of 0.9.
 - Each node's group encloses its children's groups: what encloses a node is what it may attend to, its row of the mask.
 - A tree larger than `cap` shows its first nodes (the most probable, parents always among them) and the accepted path.
 
@@ -16,18 +16,24 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from math import exp
+from math import ceil, exp
 from typing import Any
 
 from glance.tree import ROOT, CandidateTree, ancestor_matrix, as_tree
 
 DRAFT, ACCEPTED, BONUS_COLOR = "#0173B2", "#029E73", "#DE8F05"
 BONUS = -2  # stands for the bonus where nodes are meant; never in a tree
-CELL, PITCH, BOX, GUTTER, HEAD = 7.25, 26, 20, 24, 24  # a character's width, a row, a box's height, between columns, title row
+CELL, PITCH, BOX, GUTTER, HEAD = (
+    7.25,
+    26,
+    20,
+    24,
+    24,
+)  # a character's width, a row, a box, between columns, the headings
 _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level vocabularies write as themselves
 _HIDDEN = [b for b in range(256) if b not in _PLAIN]
 _BYTES = {chr(b): b for b in _PLAIN} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}
@@ -49,10 +55,19 @@ def speller(words: Any) -> Callable[[int], str]:
         piece = (pieces([token])[0] if pieces else None) or ""
         if "\ufffd" in text and piece:
             known = all(c in _BYTES for c in piece)
-            return "".join(chr(b) if 32 < b < 127 else f"\\x{b:02x}" for b in map(_BYTES.get, piece)) if known else piece
+            return (
+                "".join(chr(b) if 32 < b < 127 else f"\\x{b:02x}" for b in map(_BYTES.get, piece)) if known else piece
+            )
         return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
 
     return spell
+
+
+def width_of(text: str) -> int:
+    """Count the columns that a text takes in a monospaced font."""
+    return sum(
+        (unicodedata.category(c) not in ("Mn", "Me")) * (1 + (unicodedata.east_asian_width(c) in "WF")) for c in text
+    )
 
 
 def visible(text: str, cells: int = 10**9, keep: str = "") -> str:
@@ -61,28 +76,17 @@ def visible(text: str, cells: int = 10**9, keep: str = "") -> str:
     >>> visible(" a\\n"), visible(""), visible("speculative", 8)
     ('␣a⏎', '∅', 'specula…')
     """
-    signs = {" ": "␣", "\n": "⏎", "\t": "⇥"}
-    shown, width = [], 0
-    for c in text or "∅":
-        if c in keep:
-            sign = c
-        elif c in signs or unicodedata.category(c)[0] not in "CZ":
-            sign = signs.get(c, c)
-        else:
-            sign = c.encode("unicode_escape").decode()
-        if not shown and unicodedata.combining(c):
-            sign = "◌" + sign
-        wide = sum(0 if unicodedata.combining(s) else 1 + (unicodedata.east_asian_width(s) in "WF") for s in sign)
-        if width + wide > cells - (len(shown) + 1 < len(text)):
-            return "".join(shown) + "…"
-        shown.append(sign)
-        width += wide
-    return "".join(shown)
-
-
-def cells_of(label: str) -> int:
-    """Count the columns that a label takes in a monospaced font."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in label)
+    shown = ""
+    for c in text[: cells + 1] or "∅":  # a cut text needs no more than that
+        kind = unicodedata.category(c)[0]
+        if c not in keep and kind in "CZ":
+            c = {" ": "␣", "\n": "⏎", "\t": "⇥"}.get(c) or c.encode("unicode_escape").decode()
+        shown += "◌" + c if not shown and kind == "M" else c  # a mark needs something to stand on
+    if width_of(shown) > cells:
+        while width_of(shown) > cells - 1:
+            shown = shown[:-1]
+        shown += "…"
+    return shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,29 +119,30 @@ class Scene:
 
     def depth(self, node: int) -> int:
         """Name a node's column: its offset; 0 for the root."""
-        return {ROOT: 0, BONUS: self.depth(self.leaf) + 1 if node == BONUS else 0}.get(node) if node < 0 else int(self.tree.depths[node])
+        if node == BONUS:
+            return self.depth(self.leaf) + 1
+        return 0 if node == ROOT else int(self.tree.depths[node])
 
-    def probability(self, node: int) -> tuple[float, float]:
-        """Give a node's probability under the draft, given its parent and as a path from the root."""
-        logps, parent = self.tree.logps, self.tree.parents[node]
-        return exp(logps[node] - (logps[parent] if parent != ROOT else 0.0)), exp(logps[node])
+    def probability(self, node: int) -> float:
+        """Give the probability of the path from the root to a node."""
+        return exp(self.tree.logps[node])
 
     def title(self, node: int) -> str:
         """Say everything about a node, a line each: token, place, probabilities, what the target would have said."""
-        if node == ROOT:
-            return f"{self.label(ROOT, 40)}\nthe last committed token" + self._next(0)
+        said = f"{self.label(node, 40)}\n"
         if node == BONUS:
-            return f"{self.label(BONUS, 40)}\nthe bonus: the target's own token at offset {self.depth(BONUS)}"
-        n = self.tree[node]
-        p, path = self.probability(node)
-        lines = f"{self.label(node, 40)}\noffset {n.depth}, rank {n.rank}, node {node}\np {p:.2g}, path {path:.2g}"
+            return f"{said}offset {self.depth(node)}, the bonus: the target's own token"
+        then = visible(self.spell(self.choices[node + 1]), 24) if self.choices else ""
+        if node == ROOT:
+            return f"{said}the last committed token" + (f"\ntarget: {then}" if then else "")
+        n, path = self.tree[node], self.probability(node)
+        p = exp(n.logp - self.tree.logps[n.parent]) if n.parent != ROOT else path
+        said += f"offset {n.depth}, rank {n.rank}, node {node}\np {p:.2g}, path {path:.2g}"
         if self.choices:
             here = self.choices[n.parent + 1]
-            lines += "\nthe target's choice" if here == n.token else f"\ntarget here: {visible(self.spell(here), 24)}"
-        return lines + self._next(node + 1)
-
-    def _next(self, row: int) -> str:
-        return f"\ntarget next: {visible(self.spell(self.choices[row]), 24)}" if self.choices else ""
+            said += "\ntarget " + ("agrees" if here == n.token else f"{visible(self.spell(here), 24)}")
+            said += f", then {then}"
+        return said
 
 
 def scene_of(subject: Any, words: Any = None, *, cap: int = 127, **extra: Any) -> Scene:
@@ -156,11 +161,11 @@ class Places:
 
     rows: dict[int, int]
     kids: dict[int, list[int]]
-    lefts: list[float]
-    widths: list[float]
+    lefts: list[int]
+    widths: list[int]
 
     @property
-    def size(self) -> tuple[float, float]:
+    def size(self) -> tuple[int, int]:
         return self.lefts[-1] + self.widths[-1] + 2, HEAD + PITCH * (max(self.rows.values()) + 1)
 
 
@@ -186,11 +191,11 @@ def place(scene: Scene) -> Places:
                 put(sibling, row + 1)
 
     put(ROOT, 0)
-    widths = [38.0] * (max(map(scene.depth, rows)) + 1)
+    widths = [42] * (max(map(scene.depth, rows)) + 1)
     for node in rows:
         column = scene.depth(node)
-        widths[column] = max(widths[column], cells_of(scene.label(node)) * CELL + 12)
-    lefts = [2.0]
+        widths[column] = max(widths[column], ceil(width_of(scene.label(node)) * CELL) + 12)
+    lefts = [2]
     for width in widths[:-1]:
         lefts.append(lefts[-1] + width + GUTTER)
     return Places(rows, dict(kids), lefts, widths)
@@ -223,19 +228,19 @@ def tree_svg(scene: Scene) -> str:
             parent = scene.leaf if node == BONUS else int(scene.tree.parents[node])
             drop = PITCH * (at.rows[node] - at.rows[parent])
             down = f"h6q6 0 6 6v{drop - 12}q0 6 6 6h6" if drop else f"h{GUTTER}"
-            edge = f'<path d="M{x - GUTTER:g} {y - drop:g}{down}"/>'
-        opacity = f' style="--p:{scene.probability(node)[1] ** (1 / 3):.2f}"' if node >= 0 else ""
+            edge = f'<path d="M{x - GUTTER} {y - drop}{down}"/>'
+        opacity = f' style="--p:{scene.probability(node) ** 0.5:.2f}"' if node >= 0 else ""
+        kids = sorted(at.kids.get(node, ()), key=lambda kid: kid == BONUS or kid in accepted)  # painted last, on top
         return (
             f'<g class="{kind}"{opacity} tabindex="0"><title>{escape(scene.title(node), False)}</title>{edge}'
-            f'<rect x="{x:g}" y="{y - BOX / 2:g}" width="{wide:g}"/>'
-            f'<text x="{x + wide / 2:g}" y="{y + 4:g}">{escape(scene.label(node), False)}</text>'
-            + "".join(map(draw, at.kids.get(node, ())))
-            + "</g>"
+            f'<rect x="{x}" y="{y - BOX // 2}" width="{wide}"/>'
+            f'<text x="{x + wide // 2}" y="{y + 4}">{escape(scene.label(node), False)}</text>'
+            f"{''.join(map(draw, kids))}</g>"
         )
 
     columns = list(zip(at.lefts, at.widths, strict=True))
-    bands = "".join(f"M{x - 4:g} 0h{w + 8:g}v{height:g}h{-w - 8:g}z" for x, w in columns)
-    heads = "".join(f'<text x="{x + w / 2:g}" y="14">{heading(c)}</text>' for c, (x, w) in enumerate(columns))
+    bands = "".join(f"M{x - 4} 0h{w + 8}v{height}h{-w - 8}z" for x, w in columns)
+    heads = "".join(f'<text x="{x + w // 2}" y="14">{heading(c)}</text>' for c, (x, w) in enumerate(columns))
     body = f'<path class="bands" d="{bands}"/><g class="h">{heads}</g>{draw(ROOT)}'
     return svg(width + 2, height, "tree", f"candidate tree of {len(scene.tree)} nodes", body)
 
@@ -243,32 +248,35 @@ def tree_svg(scene: Scene) -> str:
 def mask_svg(scene: Scene) -> str:
     """Draw who sees whom: row and column per node in the order of the verify pass, the root first."""
     order = [ROOT, *scene.shown]
-    labels = [scene.label(i, 10) for i in order]
-    visible_to = ancestor_matrix(scene.tree)[[[i + 1] for i in order], [i + 1 for i in order]]
+    labels = [label.lstrip("␣") or label for label in (scene.label(i, 10) for i in order)]
+    sees = ancestor_matrix(scene.tree)[[[i + 1] for i in order], [i + 1 for i in order]].tolist()
     pitch = max(9, min(14, 420 // len(order)))
     font, prefix = min(pitch, 11) - 1, 3 * pitch
-    edge = max(map(cells_of, labels)) * font * 0.61 + 6
-    left, size = edge + prefix, len(order) * pitch
-    accepted = {ROOT, *scene.path} if scene.path or scene.bonus is not None else set()
-    body = [
-        f'<rect class="ground" x="{left:g}" y="{edge:g}" width="{size}" height="{size}"/>'
-        f'<rect class="before" x="{edge:g}" y="{edge:g}" width="{prefix - 2}" height="{size}"/>'
-        f'<text class="t" x="{-edge + 4:g}" y="{edge + prefix / 2 + 2:g}">prefix</text>'
-    ]
+    top = ceil(max(map(width_of, labels)) * font * 0.61) + 8  # height of the column labels, width of the row labels
+    left, size = top + prefix, len(order) * pitch
+    accepted = {ROOT, *scene.path} if scene.root is not None else set()
+    rows, columns = [], f'<text x="{4 - top}" y="{top + prefix // 2}">prefix</text>'
     for row, (node, label) in enumerate(zip(order, labels, strict=True)):
-        y = edge + (row + 0.5) * pitch
-        seen = [c for c in range(len(order)) if visible_to[row, c]]
-        run = "".join(f"M{left + c * pitch + 0.5:g} {y:g}h{pitch - 1}" for c in seen)
-        kind = f"m m{node if node >= 0 else 'r'}" + " a" * (node in accepted)
-        said = "row {}: sees the prefix, {}".format(row, " ".join(labels[c] for c in seen))
-        body.append(
-            f'<g class="{kind}"><title>{escape(said, False)}</title>'
-            f'<rect y="{y - pitch / 2:g}" width="{left + size:g}" height="{pitch}"/>'
-            f'<path d="{run}"/><text x="{edge - 4:g}" y="{y + font / 3:g}">{escape(label, False)}</text>'
-            f'<text class="t" x="{-edge + 4:g}" y="{left + (row + 0.5) * pitch + font / 3:g}">{escape(label, False)}</text></g>'
+        y, text = top + row * pitch, escape(label, False)
+        seen = [c for c, is_seen in enumerate(sees[row]) if is_seen]
+        starts = [c for c in seen if not c or not sees[row][c - 1]]  # of the runs of cells
+        ends = [c + 1 for c in seen if c + 1 == len(order) or not sees[row][c + 1]]
+        run = "".join(
+            f"M{left + a * pitch} {y + pitch / 2:g}h{(b - a) * pitch}" for a, b in zip(starts, ends, strict=True)
         )
-    style = f'<g style="font-size:{font}px;--w:{pitch - 1}px">{"".join(body)}</g>'
-    return svg(left + size + 2, edge + size + 2, "mask", f"ancestor mask of {len(order)} rows", style)
+        said = escape(f"row {row} sees the prefix, {' '.join(labels[c] for c in seen)}", False)
+        rows.append(
+            f'<g class="m{" a" * (node in accepted)} m{"r" if node == ROOT else node}"><title>{said}</title>'
+            f'<rect y="{y}" width="{left + size}"/><path d="{run}"/>'
+            f'<text x="{top - 4}" y="{y + (pitch + font) // 2 - 1}">{text}</text></g>'
+        )
+        columns += f'<text x="{4 - top}" y="{left + row * pitch + (pitch + font) // 2 - 1}">{text}</text>'
+    body = (
+        f'<path class="bands" d="M{left} {top}h{size}v{size}h-{size}z"/>'
+        f'<path class="before" d="M{top} {top}h{prefix - 3}v{size}h{3 - prefix}z"/>'
+        f'<g style="font-size:{font}px;--w:{pitch - 1}px;--h:{pitch}px"><g class="t">{columns}</g>{"".join(rows)}</g>'
+    )
+    return svg(left + size + 2, top + size + 2, "mask", f"ancestor mask of {len(order)} rows", body)
 
 
 def tree_figure(subject: Any, words: Any = None, *, width_in: float = 6.75, cap: int = 127) -> Any:
@@ -301,7 +309,7 @@ def tree_figure(subject: Any, words: Any = None, *, width_in: float = 6.75, cap:
     for node, row in at.rows.items():
         column, y = scene.depth(node), HEAD + PITCH * row + 12
         x, wide = at.lefts[column], at.widths[column]
-        p = scene.probability(node)[1] ** (1 / 3) if node >= 0 else 0.0
+        p = scene.probability(node) ** 0.5 if node >= 0 else 0.0
         color, alpha, line, dash = DRAFT, 0.25 + 0.75 * p, 1.0, "-"
         if node in scene.path:
             color, alpha, line = ACCEPTED, 1.0, 2.5
@@ -318,7 +326,9 @@ def tree_figure(subject: Any, words: Any = None, *, width_in: float = 6.75, cap:
         style = f"round,pad=0,rounding_size={4}"
         face = (color, 0.06 + 0.5 * p)
         axes.add_patch(
-            FancyBboxPatch((x, y - BOX / 2), wide, BOX, style, fc=face, ec=(color, alpha), lw=line * unit, ls=dash, zorder=3)
+            FancyBboxPatch(
+                (x, y - BOX / 2), wide, BOX, style, fc=face, ec=(color, alpha), lw=line * unit, ls=dash, zorder=3
+            )
         )
         font = {"fontsize": 12 * unit, "family": "DejaVu Sans Mono", "parse_math": False}
         axes.text(x + wide / 2, y, scene.label(node), ha="center", va="center_baseline", zorder=4, **font)

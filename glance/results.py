@@ -1,0 +1,185 @@
+"""What a finished run says: the files of its folder, read once, and the intervals that figures, tables and claims share.
+
+Everything here leaves warm-up out. A tau pools rounds; an interval is a paired bootstrap over prompts, drawn within their
+tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). The file knows nothing of models.
+"""
+
+import csv
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glance import metrics
+from glance.metrics import Interval
+from glance.paths import PAPER
+from glance.rounds import read_rows
+from glance.tasks import TASKS
+
+MADE_BY = {
+    "prompts.jsonl": "01-decode",
+    "rounds.jsonl": "01-decode",
+    "main_table.json": "01-decode",
+    "costs.json": "01-decode",
+    "audit.json": "02-audit",
+    "law.json": "03-fit",
+}
+
+
+class Missing(ValueError):
+    """A run lacks what a figure, a table or a claim needs; the message is one line."""
+
+
+class Results:
+    """A run folder, opened for reading; `sweep` is the run of the same shape inside it that varies the budget.
+
+    >>> Results("nowhere").main
+    Traceback (most recent call last):
+        ...
+    glance.results.Missing: nowhere has no main_table.json: run 01-decode first
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    @cached_property
+    def prompts(self) -> list[dict[str, Any]]:
+        """The rows of prompts.jsonl."""
+        return self._rows("prompts.jsonl")
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rows of rounds.jsonl."""
+        return self._rows("rounds.jsonl")
+
+    @cached_property
+    def main(self) -> dict[str, Any]:
+        """main_table.json."""
+        return self._json("main_table.json")
+
+    @cached_property
+    def audit(self) -> dict[str, Any]:
+        """audit.json."""
+        return self._json("audit.json")
+
+    @cached_property
+    def law(self) -> dict[str, Any]:
+        """law.json."""
+        return self._json("law.json")
+
+    @cached_property
+    def costs(self) -> dict[str, Any]:
+        """costs.json."""
+        return self._json("costs.json")
+
+    @cached_property
+    def sweep(self) -> "Results":
+        """The run over budgets."""
+        return Results(self.folder / "sweep")
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks that were decoded, the paper's five first and in its order."""
+        found = dict.fromkeys(row["task"] for row in self.prompts)
+        return [task for task in TASKS if task in found] + [task for task in found if task not in TASKS]
+
+    @cached_property
+    def arms(self) -> list[str]:
+        """The arms that were decoded, in their order in the file."""
+        return list(dict.fromkeys(row["arm"] for row in self.prompts))
+
+    @cached_property
+    def budgets(self) -> list[int]:
+        """The budgets N of the arms tree-N."""
+        return sorted(int(arm[5:]) for arm in self.arms if arm.startswith("tree-"))
+
+    def require(self, *arms: str, tasks: Sequence[str] = ()) -> None:
+        """Raise `Missing` unless these arms and tasks were decoded."""
+        lacking = [a for a in arms if a not in self.arms] + [task for task in tasks if task not in self.tasks]
+        if lacking:
+            raise Missing(f"{self.folder} has no {', '.join(lacking)}; it has {', '.join(self.arms + self.tasks)}")
+
+    def tau(self, arm: str, tasks: Sequence[str] | None = None) -> Interval:
+        """Return tau of an arm, pooled over the rounds of the tasks (all where None)."""
+        table, strata = self._table(arm, tasks)
+        return _interval(table, table, lambda ours, _: ours[:, 2].sum() / ours[:, 3].sum(), strata)
+
+    def tau_ratio(self, arm: str, other: str, tasks: Sequence[str] | None = None) -> Interval:
+        """Return tau of an arm over tau of another on the same prompts."""
+        (ours, strata), (base, _) = self._table(arm, tasks), self._table(other, tasks)
+
+        def ratio(a: np.ndarray, b: np.ndarray) -> float:
+            return (a[:, 2].sum() / a[:, 3].sum()) / (b[:, 2].sum() / b[:, 3].sum())
+
+        return _interval(ours, base, ratio, strata)
+
+    def speedup(self, arm: str, over: str = "ar", tasks: Sequence[str] | None = None) -> Interval:
+        """Return ms/token of `over` divided by that of `arm`: per task, then the geometric mean."""
+        (ours, strata), (base, _) = self._table(arm, tasks), self._table(over, tasks)
+        members = [strata == task for task in np.unique(strata)]
+
+        def ratio(a: np.ndarray, b: np.ndarray) -> float:
+            return metrics.geomean(
+                (b[of, 0].sum() / b[of, 1].sum()) / (a[of, 0].sum() / a[of, 1].sum()) for of in members
+            )
+
+        return _interval(ours, base, ratio, strata)
+
+    def row(self, task: str, arm: str) -> dict[str, Any]:
+        """Return the main table's row of a task and an arm."""
+        for row in self.main["rows"]:
+            if (row["task"], row["arm"]) == (task, arm):
+                return row
+        raise Missing(f"{self.folder / 'main_table.json'} has no row of task {task}, arm {arm}")
+
+    def law_of(self, name: str) -> dict[str, Any]:
+        """Return law.json's entry of a task or of "pooled"; one that has no finite fit says so under "failed"."""
+        if name not in self.law["laws"]:
+            raise Missing(f"{self.folder / 'law.json'} has no law of {name}; it has {', '.join(self.law['laws'])}")
+        return self.law["laws"][name]
+
+    def _table(self, arm: str, tasks: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return per prompt: ms, tokens, tokens after the first, rounds; and its task."""
+        self.require(arm, tasks=tasks or ())
+        rows = [row for row in self.prompts if row["arm"] == arm and row["task"] in (tasks or self.tasks)]
+        rows.sort(key=lambda row: (row["task"], row["prompt"]))
+        cells = [(r["ms_per_token"] * r["n_tokens"], r["n_tokens"], r["n_tokens"] - 1, r["rounds"]) for r in rows]
+        return np.array(cells, float), np.array([row["task"] for row in rows])
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        rows = read_rows(self._path(name))
+        if not (kept := metrics.drop_warmup(rows)):
+            raise Missing(f"{self.folder / name} has {len(rows)} rows and none after the warm-up: decode more prompts")
+        return kept
+
+    def _json(self, name: str) -> Any:
+        return json.loads(self._path(name).read_text(encoding="utf-8"))
+
+    def _path(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.is_file():
+            raise Missing(f"{self.folder} has no {name}: run {MADE_BY[name]} first")
+        return path
+
+
+def paper_rows(name: str) -> list[dict[str, str]]:
+    """Read a table of data/paper/, the numbers as published; empty cells are ""."""
+    with (PAPER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def paper_main(task: str, source: str) -> dict[str, float]:
+    """Return what the paper's main table reports of a task in edition "v1" or "v2", by column; empty cells are left out."""
+    rows = [row for row in paper_rows("main_table") if (row["task"], row["source"]) == (task, source)]
+    return {k: float(v) for row in rows for k, v in row.items() if v and k not in ("task", "source")}
+
+
+def _interval(ours: np.ndarray, base: np.ndarray, statistic: Any, strata: np.ndarray) -> Interval:
+    """Bootstrap where there are prompts to draw from; a single prompt has no interval but its value."""
+    if len(ours) < 2:
+        value = float(statistic(ours, base))
+        return Interval(value, value, value)
+    return metrics.paired_bootstrap(ours, base, statistic, strata=strata, n_boot=1000)

@@ -1,0 +1,158 @@
+"""A made-up run folder, for tests of what reads one: written through glance.rounds' own writers, never kept in the repo."""
+
+from pathlib import Path
+
+import numpy as np
+
+from glance.summary import main_table
+from glance.rounds import Run, pack_tree, provenance, repeated_share, round_row, sha256, write_json
+from glance.session import Round
+from glance.tasks import TASKS
+from glance.tree import build_budget_tree
+
+BLOCK, AR_MS, DRAFT_MS = 16, 3.6, 1.1
+BUDGETS = (0, 1, 3, 7, 15, 31, 63, 127)
+SHAPES = dict(zip(TASKS, ((1.05, 1.6, 0.9), (0.32, 1.7, 1.5), (0.12, 1.8, 2.1), (0.1, 1.95, 2.8), (0.07, 2.3, 3.6)), strict=True))
+AUDIT = {
+    "verdict": "exact",
+    "dtype": "float32",
+    "n_prompts": 30,
+    "budget": 63,
+    "arms": {"chain": {"identical": 30, "of": 30}, "tree": {"identical": 30, "of": 30}},
+    "controls": {
+        "oracle_repeat": {"identical": 30, "of": 30},
+        "block_pass": {"rows": 2431, "argmax_changed": 0, "max_logit_gap": 2.1e-5, "max_margin_change": 1.9e-5},
+    },
+    "divergences": [],
+    "row_invariance": [
+        {"dtype": dtype, "rows": rows, "masked": masked, "bitwise_equal": rows < 2, "max_abs": gap, "max_ulp": ulp}
+        for dtype, gap, ulp in (("float32", 3.8e-6, 24), ("bfloat16", 0.0625, 2))
+        for rows in (2, 8, 64)
+        for masked in (False, True)
+    ],
+    "faults": [
+        {"fault": "delta forced to 0", "must_fail": True, "diverged": 9, "of": 10, "caught": True},
+        {"fault": "mask shifted by one", "must_fail": True, "diverged": 10, "of": 10, "caught": True},
+        {"fault": "wrong layer read", "must_fail": False, "diverged": 0, "of": 10, "caught": False},
+    ],
+    "bfloat16": {
+        "verdict": "near-ties only",
+        "dtype": "bfloat16",
+        "n_prompts": 10,
+        "budget": 63,
+        "arms": {"chain": {"identical": 9, "of": 10}, "tree": {"identical": 8, "of": 10}},
+        "controls": {
+            "oracle_repeat": {"identical": 10, "of": 10},
+            "block_pass": {"rows": 801, "argmax_changed": 4, "max_logit_gap": 0.12, "max_margin_change": 0.11},
+        },
+        "divergences": [],
+    },
+    "provenance": {},
+}
+
+
+def write_run(folder, *, n=12, tasks=TASKS, cheap=1.0, chain_reach=0.72, order=1, faster=1.0, sweep=True):
+    """Write a run of made-up rows: accepted lengths that follow a law of entropy, and times that follow a cost.
+
+    Args:
+        n: prompts per task after the warm-up.
+        cheap: scales the cost of a round; large values make every speedup a slowdown.
+        chain_reach: the chain's chance to go on, against the tree's.
+        order: -1 gives the least grounded task the longest accepted length.
+        faster: scales the verify cost of wide trees; below 1 the widest budgets win.
+    """
+    folder = Path(folder)
+    arms = {"ar": 0, "chain": BLOCK - 1, "tree": 63}
+    _write(folder, n, tasks, arms, cheap, chain_reach, order, faster)
+    main_table(folder)
+    nodes = [{"nodes": b, "ms": AR_MS * cheap * _verify(b, faster)} for b in BUDGETS]
+    write_json(folder / "costs.json", {"prefix": 90, "ar_ms": AR_MS, "draft_ms": DRAFT_MS * cheap, "verify": nodes})
+    write_json(folder / "audit.json", AUDIT)
+    if sweep:
+        arms = {"ar": 0} | {f"tree-{b}": b for b in BUDGETS}
+        _write(folder / "sweep", max(3, n // 3), tasks, arms, cheap, chain_reach, order, faster)
+    return folder
+
+
+def _verify(nodes, faster):
+    return 1 + faster * nodes / 55
+
+
+def _write(folder, n, tasks, arms, cheap, chain_reach, order, faster):
+    parameters = {"arms": list(arms), "n": n, "budget": 63, "target": "made-up", "head": "made-up"}
+    run = Run(folder, provenance(parameters, device="cpu", dtype="float32"))
+    for task in tasks:
+        entropy_scale, b0, b1 = SHAPES[task if order == 1 else TASKS[-1 - TASKS.index(task)]]
+        for prompt in range(n + 1):
+            for arm, budget in arms.items():
+                rng = np.random.default_rng([prompt, TASKS.index(task)])
+                odds = (chain_reach if arm == "chain" else 0.42 + 0.58 * np.log2(budget + 1) / 6, b0, b1, entropy_scale)
+                _prompt(run, rng, arm, task, prompt, budget, odds, cheap, faster)
+
+
+def _prompt(run, rng, arm, task, prompt, budget, odds, cheap, faster):
+    n_tokens, at, reports = int(rng.integers(60, 120)), 1, []
+    while arm != "ar" and at < n_tokens:
+        report = _round(rng, len(reports), n_tokens - at, arm, budget, *odds, cheap, faster)
+        at += len(report.committed)
+        reports.append(report)
+    steps = n_tokens - 1 if arm == "ar" else len(reports)
+    ms = AR_MS * rng.normal(1, 0.02) * steps
+    if reports:
+        ms = sum(sum(r.ms.values()) for r in reports) - reports[0].ms["draft"] + 0.12 * steps
+    text = " ".join(f"w{rng.integers(40)}" for _ in range(n_tokens))
+    keys = {"arm": arm, "task": task, "prompt": prompt, "warmup": prompt == 0}
+    row = keys | {
+        "prompt_tokens": 90,
+        "n_tokens": n_tokens,
+        "rounds": steps,
+        "tau": (n_tokens - 1) / steps,
+        "ms_per_token": ms / n_tokens,
+        "ms_per_token_legacy": (ms + 20) / n_tokens,
+        "budget": budget,
+        "tree_size": float(budget),
+        "finish": "stop",
+        "repeats": repeated_share(text),
+        "matches_ar": True,
+        "text": text,
+        "sha256": sha256([n_tokens]),
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    run.add(row, [round_row(r, **keys) for r in reports])
+
+
+def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
+    entropy = float(min(3.5, scale * rng.lognormal(-0.9, 1.3)))
+    p = reach / (1 + np.exp(b1 * entropy - b0))
+    accepted = min(int(rng.geometric(1 - p)) - 1, BLOCK - 1, budget)
+    kept = min(accepted + 1, room)
+    noise = rng.normal(1, 0.05)
+    verify = AR_MS * cheap * _verify(budget, faster) * noise
+    ms = {"draft": DRAFT_MS * cheap * (budget > 0), "tree": 0.05 + 0.006 * budget, "verify": verify, "commit": 0.15}
+    tree = [None] * budget
+    cut = kept < accepted + 1
+    return Round(
+        index, 90, 0, tree, min(accepted, kept), [], None, [0] * kept, [], entropy, cut, False, ms, np.empty(0), np.empty(0)
+    )
+
+
+def packed_round(seed=0):
+    """Return a rounds.jsonl row that keeps its tree, with two accepted nodes off the first ranks and a bonus."""
+    rng = np.random.default_rng(seed)
+    top_ids = np.arange(15 * 4).reshape(15, 4)
+    logps = np.sort(np.log(rng.dirichlet(np.ones(6), 15)), axis=1)[:, ::-1][:, :4]
+    tree = build_budget_tree(top_ids, logps, budget=15, branch_k=4)
+    leaf = max(range(len(tree)), key=lambda i: (tree.depths[i], tree.ranks[i]))
+    path = [leaf]
+    while tree.parents[path[0]] >= 0:
+        path.insert(0, int(tree.parents[path[0]]))
+    choices = [99] * (len(tree) + 1)
+    for at, node in zip([-1, *path], path, strict=False):
+        choices[at + 1] = int(tree.tokens[node])
+    committed = [*tree.tokens[path].tolist(), 99]
+    ms = dict.fromkeys(("draft", "tree", "verify", "commit"), 1.0)
+    report = Round(
+        1, 90, 7, tree, len(path), path, 99, committed, choices, 0.2, False, False, ms, top_ids, logps
+    )
+    return round_row(report, arm="tree", task="docvqa", prompt=1, warmup=False) | {"tree": pack_tree(report)}

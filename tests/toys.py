@@ -296,6 +296,7 @@ class OracleHead:
     vocab: int = VOCAB
 
     def __post_init__(self) -> None:
+        self.config = transformers.Qwen3Config(num_hidden_layers=1, hidden_size=WIDTH, vocab_size=self.vocab)
         self.seen = 0  # committed positions whose states were read
         self.calls: list[int] = []  # root's place of every pass
 
@@ -305,7 +306,9 @@ class OracleHead:
         assert position_ids.tolist() == [list(range(start - n, start + q))], "plain places, context then block"
         self.seen = n if start == n else self.seen + n
         assert self.seen == start, "the states of every committed position but the root, each once"
-        assert use_cache and past_key_values is not None
+        places = torch.arange(start - n, start + q).float().view(1, 1, -1, 1)
+        keys, _ = past_key_values.update(places, places, 0, {})  # as an attention layer would
+        assert use_cache and keys.flatten().tolist() == list(range(start + q)), "the cache holds the committed places"
         self.calls.append(start)
         hidden = torch.zeros(1, q, noise_embedding.shape[-1])
         hidden[..., 0], hidden[..., 1] = float(start), torch.arange(q).float()

@@ -90,3 +90,18 @@ def _speedup(prompts: Sequence[Mapping[str, Any]], arm: str, tasks: Sequence[str
 
     interval = paired_bootstrap(sides[0], sides[1], ratio, strata=strata)
     return {"speedup": value, "speedup_low": interval.low, "speedup_high": interval.high}
+
+
+def table_text(table: Mapping[str, Any]) -> str:
+    """Print a main table as aligned text; a slowdown says so."""
+    lines = [
+        f"{'task':9s} {'arm':8s} {'n':>4s} {'tau':>6s} {'ms/token':>9s} {'speedup':>8s}  {'95% interval':15s} identical"
+    ]
+    for row in [*table["rows"], *({"task": "all", **pooled} for pooled in table["pooled"])]:
+        mark = "  SLOWDOWN" if row["speedup"] < 1 else ""
+        lines.append(
+            f"{row['task']:9s} {row['arm']:8s} {row['n']:4d} {row['tau']:6.2f} {row['ms_per_token']:9.2f} "
+            f"{row['speedup']:7.2f}x  [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]    "
+            f"{row['identical']}/{row['n']}{mark}"
+        )
+    return "\n".join(lines)

@@ -120,6 +120,7 @@ def _main_table(arguments: argparse.Namespace) -> int:
     folder = arguments.run_folder or RUNS / "main-table"
     if (folder / "prompts.jsonl").exists() and not arguments.resume:
         raise ValueError(f"{folder} holds a run: --resume goes on with it, --run-folder names another")
+    plan.prompts()  # a bad task file stops here, before a model loads
     pair = load_pair(arguments.target, arguments.head, dtype=arguments.dtype, device=arguments.device)
     decode_tasks(pair, plan, folder)
     table = main_table(folder)
@@ -147,10 +148,9 @@ def _audit(arguments: argparse.Namespace) -> int:
     from glance.audit import audit
     from glance.experiment import load_pair
     from glance.rounds import write_json
-    from glance.tasks import load_tasks
 
     plan = _plan(arguments)
-    prompts = [prompt for prompt in load_tasks(plan.data, plan.tasks, plan.n) if prompt.index]
+    prompts = [prompt for prompt in plan.prompts() if prompt.index]
     pair = load_pair(arguments.target, arguments.head, dtype=arguments.dtype, device=arguments.device)
     report = audit(pair, plan, prompts)
     if arguments.out:

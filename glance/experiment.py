@@ -6,6 +6,7 @@ the machine falls on all alike. Every arm's ids are compared with `ar`'s on ever
 Arms: "ar" the oracle; "chain" the head as a width-1 chain; "tree" at the run's budget; "tree-N" at budget N.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from tqdm import tqdm
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.drafters import BlockDrafter
 from glance.head import check_pair, load_block_head
-from glance.rounds import Run, file_sha256, provenance, repeated_share, round_row, sha256
+from glance.paths import named
+from glance.rounds import Run, file_sha256, provenance, repeated_share, round_row, sha256, write_json
 from glance.session import Stats
 from glance.summary import pooled_tau
 from glance.target import StreamPositions, Target
@@ -62,6 +64,10 @@ class Plan:
         if unknown or not known:
             raise ValueError(f"{self.data} has no task {', '.join(unknown) or 'files'}; it has: {', '.join(known)}")
 
+    def prompts(self) -> list[Prompt]:
+        """Read and check every prompt of the plan: the first of each task is a warm-up."""
+        return load_tasks(self.data, self.tasks, self.n)
+
     def budget_of(self, arm: str) -> int:
         """Return an arm's node budget; 0 for ar, which has none."""
         return int(arm[5:]) if arm.startswith("tree-") else {"ar": 0}.get(arm, self.budget)
@@ -103,7 +109,7 @@ def load_pair(
     model, processor = load_target(target, dtype=precision, device=device, attn_implementation=attention)
     block_head = load_block_head(head, dtype=precision, device=device)
     check_pair(block_head, model)
-    return Pair(model, processor, block_head, {"target": str(target), "head": str(head)})
+    return Pair(model, processor, block_head, {"target": named(target), "head": named(head)})
 
 
 def prepare(pair: Pair, prompt: Prompt, plan: Plan) -> tuple[torch.Tensor, Any]:
@@ -140,7 +146,7 @@ def decode_tasks(pair: Pair, plan: Plan, folder: str | Path, *, say: Any = print
     Raises:
         ValueError: a bad task file (before any decoding), or a folder that holds another run.
     """
-    prompts = load_tasks(plan.data, plan.tasks, plan.n)
+    prompts = plan.prompts()
     run = Run(folder, run_provenance(pair, plan))
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
@@ -187,12 +193,26 @@ def _decode_prompt(pair: Pair, plan: Plan, run: Run, prompt: Prompt) -> None:
         run.add(row, [round_row(report, **keys, trees=plan.trees) for report in stats.rounds])
 
 
+def reuse(path: str | Path, pair: Pair, plan: Plan, make: Any) -> dict[str, Any]:
+    """Return the report at `path` if this plan on this pair wrote it, so that a pipeline resumes; else make and write it."""
+    path, now = Path(path), run_provenance(pair, plan)
+    same = ("parameters", "versions", "device", "dtype", "attention", "data")
+    if path.is_file():
+        report = json.loads(path.read_text(encoding="utf-8"))
+        before = report.get("provenance", {})
+        if all(before.get(key) == json.loads(json.dumps(now[key], default=str)) for key in same):
+            return report
+    report = {**make(), "provenance": now}
+    write_json(path, report)
+    return report
+
+
 def run_provenance(pair: Pair, plan: Plan) -> dict[str, Any]:
     """Say what a run of this plan on this pair is."""
     data = Path(plan.data)
     gpu = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else None
     return provenance(
-        asdict(plan) | {"data": str(data), **pair.names},
+        asdict(plan) | {"data": named(data), **pair.names},
         device=pair.device.type,
         gpu=gpu,
         dtype=pair.dtype,

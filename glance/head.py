@@ -10,6 +10,7 @@ Shapes: B block, V vocabulary, L kept layers, d width.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ def default_device() -> torch.device:
 def default_dtype(device: torch.device | str) -> torch.dtype:
     """Return bfloat16 on cuda, float32 elsewhere."""
     return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+
+
+def quiet_loading() -> None:
+    """Keep transformers' loading bars out of logs and notebooks: they show where there is a terminal."""
+    from transformers.utils import logging
+
+    (logging.enable_progress_bar if sys.stderr.isatty() else logging.disable_progress_bar)()
 
 
 def load_block_head(
@@ -54,6 +62,7 @@ def load_block_head(
     folder = Path(path)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: it is not a block head's folder")
+    quiet_loading()
     device = torch.device(device) if device is not None else default_device()
     config = AutoConfig.from_pretrained(path)
     second = "DFlash2DraftModel" in (getattr(config, "architectures", None) or []) or (

@@ -17,3 +17,9 @@ def located(name: str | Path) -> str:
     path = Path(name)
     here = ROOT / path
     return str(here) if not path.is_absolute() and here.exists() else str(name)
+
+
+def named(path: str | Path) -> str:
+    """Name a path as records do: relative to the project's root where it lies inside, so that no machine's folders show."""
+    path = Path(path)
+    return path.relative_to(ROOT).as_posix() if path.is_absolute() and path.is_relative_to(ROOT) else str(path)

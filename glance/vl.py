@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from glance.head import default_device, default_dtype
+from glance.head import default_device, default_dtype, quiet_loading
 from glance.target import StreamPositions, placeholder_id
 
 log = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ def load_target(
     path = Path(model_id_or_folder)
     if path.exists() and not (path / "config.json").is_file():
         raise ValueError(f"{path} has no config.json: it is not a transformers checkpoint")
+    quiet_loading()
     config = AutoConfig.from_pretrained(model_id_or_folder)
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     device = torch.device(device) if device is not None else default_device()

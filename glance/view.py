@@ -31,7 +31,7 @@ _BASE = """
  .side{display:flex;flex-wrap:wrap;gap:.6em 2em;align-items:flex-start} .side>div{min-width:0;max-width:100%}
  .note{font-size:.86em;opacity:.8;margin:.3em 0;overflow-wrap:anywhere}
  .key{display:inline-block;width:1.3em;height:.8em;margin-right:.4em;border:1px solid #0173B2;border-radius:3px}
- .key~.key{margin-left:1em} .key.a{border:2px solid #029E73} .key.b{border:2px dashed #DE8F05}
+ .w{display:inline-block;margin-right:1em} .key.a{border:2px solid #029E73} .key.b{border:2px dashed #DE8F05}
  svg{display:block;max-width:none;fill:currentColor;font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}
  svg text{unicode-bidi:plaintext;pointer-events:none} .bands{fill-opacity:.045}
 """
@@ -70,13 +70,16 @@ _STREAM = """
 """
 _STEP = """
  .d{display:flex;flex-wrap:wrap;align-items:flex-end;gap:3px}
- .d>input{appearance:none;-webkit-appearance:none;order:-1;margin:0;width:14px;height:calc(8px + 34px*var(--a));cursor:pointer;
-  border:1px solid #029E73;border-radius:3px 3px 0 0;background:rgb(2 158 115/.35)}
+ .d>input{appearance:none;-webkit-appearance:none;order:-1;margin:0;width:14px;cursor:pointer;
+  height:calc(8px + 34px*var(--a));border:1px solid #029E73;border-radius:3px 3px 0 0;background:rgb(2 158 115/.35)}
  .d>input:checked{background:#DE8F05;border-color:#DE8F05} .d>input:focus-visible{outline:2px solid;outline-offset:2px}
  .d>div{flex:0 0 100%;min-width:0} .d>.p{order:1;display:none} .d>input:checked+.p{display:block} .d label{cursor:pointer}
  .go{padding:.1em .7em;border:1px solid;border-radius:4px;margin-right:.5em;user-select:none} .go.off{opacity:.3}
 """
-_KEY = '<p class="note"><span class="key"></span>{}<span class="key a"></span>accepted<span class="key b"></span>bonus{}</p>'
+_KEY = (
+    '<p class="note"><span class="w"><span class="key"></span>{}</span><span class="w"><span class="key a"></span>'
+    'accepted</span><span class="w"><span class="key b"></span>bonus{}</span></p>'
+)
 _LEGEND = _KEY.format("drafted, stronger: more probable path", ", the target's own token")
 _HINT = "Point at a node, or tab to it: what lights up is what it attends to."
 
@@ -129,10 +132,8 @@ def marginals(round: Any, words: Any = None, *, k: int = 8) -> View:
         x = 46 + (d - 1) * wide
         middle = x + wide // 2 - 2
         parts.append(f'<text class="h" x="{middle}" y="14">offset {d}</text>')
-        lines.append(
-            f"offset {d}: "
-            + " ".join(f"{visible(scene.spell(t), 12)} {p:.2g}" for t, p in zip(tokens, row, strict=True))
-        )
+        said = (f"{visible(scene.spell(token), 12)} {p:.2g}" for token, p in zip(tokens, row, strict=True))
+        lines.append(f"offset {d}: {'  '.join(said)}")
         for r, (token, p) in enumerate(zip(tokens, row, strict=True)):
             y, word = 24 + r * high, scene.spell(token)
             said = escape(f"{visible(word, 40)}\noffset {d}, rank {r}\np {p:.3g}", False)
@@ -142,9 +143,8 @@ def marginals(round: Any, words: Any = None, *, k: int = 8) -> View:
                 f'{escape(visible(word, 10), False)}</text><text class="h" x="{middle}" y="{y + 28}">{p:.2g}</text></g>'
             )
     parts += [f'<text class="h" x="20" y="{45 + r * high}">rank {r}</text>' for r in range(ids.shape[1])]
-    drawing = svg(
-        46 + len(ids) * wide, 24 + ids.shape[1] * high, "tree", f"marginals of {len(ids)} offsets", "".join(parts)
-    )
+    size, label = (46 + len(ids) * wide, 24 + ids.shape[1] * high), f"marginals of {len(ids)} offsets"
+    drawing = svg(*size, "tree", label, "".join(parts))
     legend = _KEY.format("in the tree; stronger: more probable at its offset", "")
     return _view(f'<div class="box">{drawing}</div>{legend}', "\n".join(lines), _TREE + _HEAT)
 
@@ -174,12 +174,9 @@ def decode(rounds: Sequence[Any], words: Any = None, *, prompt: str | None = Non
     scenes = [scene_of(r, words, cap=cap) for r in rounds]
     longest, last, steps, lit = max([1, *(r.accepted for r in rounds)]), len(rounds) - 1, [], ""
     for i, (r, scene) in enumerate(zip(rounds, scenes, strict=True)):
-        go = "".join(
-            f'<label class="go" for="{_ID}-{j}">{name}</label>'
-            if 0 <= j <= last
-            else f'<span class="go off">{name}</span>'
-            for j, name in ((i - 1, "‹ back"), (i + 1, "next ›"))
-        )
+        off = (" off" * (i == 0), " off" * (i == last))
+        go = f'<label class="go{off[0]}" for="{_ID}-{max(i - 1, 0)}">‹ back</label>'
+        go += f'<label class="go{off[1]}" for="{_ID}-{min(i + 1, last)}">next ›</label>'
         checked, said = "" if i else ' checked="checked"', _fact(r)
         steps.append(
             f'<input type="radio" name="{_ID}" id="{_ID}-{i}"{checked} aria-label="{said}" title="{said}" '
@@ -216,9 +213,8 @@ def _text(scene: Scene) -> str:
 
     def write(node: int) -> None:
         for kid in kids.get(node, ()):
-            mark, p = (
-                ("+", "") if kid == BONUS else ("*" if kid in scene.path else " ", f"  {scene.probability(kid):.2g}")
-            )
+            mark = "+" if kid == BONUS else "*" if kid in scene.path else " "
+            p = f"  {scene.probability(kid):.2g}" if kid != BONUS else ""
             lines.append(f"{mark}{' ' * (2 * scene.depth(kid) - 1)}{scene.label(kid, 40)}{p}")
             write(kid)
 
@@ -271,7 +267,7 @@ def _stream(rounds: Sequence[Any], words: Any, *, now: int | None = None, labels
     if not rounds:
         return _note("no rounds")
     pieces = _pieces([int(rounds[0].root), *(int(t) for r in rounds for t in r.committed)], words)
-    shown = (escape(visible(piece, keep=" \n\t\u200c\u200d"), False).replace("\n", "<i>⏎</i>\n") for piece in pieces)
+    shown = map(_text_html, pieces)
     longest, tag = max([1, *(r.accepted for r in rounds)]), "label" if labels else "span"
     before = "the round before" if rounds[0].index else "the prefill, before any round"
     chunks = [f'<span class="c first" tabindex="0" data-t="committed by {before}">{next(shown)}</span>']
@@ -285,10 +281,16 @@ def _stream(rounds: Sequence[Any], words: Any, *, now: int | None = None, labels
     return f'<div class="s" dir="auto">{"".join(chunks)}</div>'
 
 
+def _text_html(text: str) -> str:
+    safe = (
+        visible(text, keep=" \n\t\u200c\u200d") if text else ""
+    )  # "" is a part of a character, shown with its last part
+    return escape(safe, False).replace("\n", "<i>⏎</i>\n")
+
+
 def _rounds_text(rounds: Sequence[Any], words: Any) -> str:
-    return (
-        "\n".join(f"{_fact(r)}: {visible(''.join(_pieces(list(r.committed), words)))}" for r in rounds) or "no rounds"
-    )
+    said = [f"{_fact(r)}: {visible(''.join(_pieces(list(r.committed), words)))}" for r in rounds]
+    return "\n".join(said) or "no rounds"
 
 
 def _view(body: str, text: str, css: str, *, links: Sequence[int] = ()) -> View:

@@ -14,6 +14,7 @@ The file knows nothing of rounds as a sequence, of models or of tokenizers beyon
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable
@@ -44,20 +45,15 @@ def speller(words: Any) -> Callable[[int], str]:
 
     A tokenizer's token that is a part of a UTF-8 character comes as its bytes, `\\xe2\\x80`, not as a replacement mark.
     """
-    if words is None:
-        return str
     if not hasattr(words, "decode"):
-        return words
-    pieces = getattr(getattr(words, "tokenizer", words), "convert_ids_to_tokens", None)
+        return words or str
+    pieces = getattr(getattr(words, "tokenizer", words), "convert_ids_to_tokens", lambda ids: [""])
 
     def spell(token: int) -> str:
-        text = words.decode([token])
-        piece = (pieces([token])[0] if pieces else None) or ""
+        text, piece = words.decode([token]), pieces([token])[0] or ""
         if "\ufffd" in text and piece:
-            known = all(c in _BYTES for c in piece)
-            return (
-                "".join(chr(b) if 32 < b < 127 else f"\\x{b:02x}" for b in map(_BYTES.get, piece)) if known else piece
-            )
+            known = [_BYTES.get(c, 0) for c in piece]
+            return "".join(chr(b) if 32 < b < 127 else f"\\x{b:02x}" for b in known) if all(known) else piece
         return " " + text if piece.startswith("▁") and not text.startswith(" ") else text
 
     return spell
@@ -66,7 +62,7 @@ def speller(words: Any) -> Callable[[int], str]:
 def width_of(text: str) -> int:
     """Count the columns that a text takes in a monospaced font."""
     return sum(
-        (unicodedata.category(c) not in ("Mn", "Me")) * (1 + (unicodedata.east_asian_width(c) in "WF")) for c in text
+        1 + (unicodedata.east_asian_width(c) in "WF") for c in text if unicodedata.category(c) not in ("Mn", "Me")
     )
 
 
@@ -108,9 +104,9 @@ class Scene:
         rest = [i for i in range(len(self.tree)) if i not in self.path][:room]
         return sorted({*rest, *self.path})
 
-    @cached_property
-    def leaf(self) -> int:
-        return self.path[-1] if self.path else ROOT
+    def parent(self, node: int) -> int:
+        """Name what a node hangs on; the bonus hangs where the walk left the tree."""
+        return int(self.tree.parents[node]) if node != BONUS else self.path[-1] if self.path else ROOT
 
     def label(self, node: int, cells: int = 12) -> str:
         """Spell a node, the root (-1) or the bonus (-2)."""
@@ -120,7 +116,7 @@ class Scene:
     def depth(self, node: int) -> int:
         """Name a node's column: its offset; 0 for the root."""
         if node == BONUS:
-            return self.depth(self.leaf) + 1
+            return self.depth(self.parent(BONUS)) + 1
         return 0 if node == ROOT else int(self.tree.depths[node])
 
     def probability(self, node: int) -> float:
@@ -140,8 +136,7 @@ class Scene:
         said += f"offset {n.depth}, rank {n.rank}, node {node}\np {p:.2g}, path {path:.2g}"
         if self.choices:
             here = self.choices[n.parent + 1]
-            said += "\ntarget " + ("agrees" if here == n.token else f"{visible(self.spell(here), 24)}")
-            said += f", then {then}"
+            said += f"\ntarget {'agrees' if here == n.token else visible(self.spell(here), 24)}, then {then}"
         return said
 
 
@@ -149,33 +144,29 @@ def scene_of(subject: Any, words: Any = None, *, cap: int = 127, **extra: Any) -
     """Make the scene of a round, a tree, or any sequence of nodes."""
     if not hasattr(subject, "tree"):
         return Scene(as_tree(subject), speller(words), cap=cap, **extra)
-    path, choices = tuple(int(i) for i in subject.path), tuple(int(i) for i in subject.choices)
-    known = {"root": int(subject.root), "path": path, "choices": choices}
-    known["bonus"] = None if subject.bonus is None else int(subject.bonus)
-    return Scene(as_tree(subject.tree), speller(words), cap=cap, **(known | extra))
+    path, choices = (tuple(int(i) for i in ids) for ids in (subject.path, subject.choices))
+    bonus = None if subject.bonus is None else int(subject.bonus)
+    return Scene(as_tree(subject.tree), speller(words), int(subject.root), path, bonus, choices, cap, **extra)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything stands: `rows` per node, `kids` in drawing order, and per column its left edge and box width."""
+    """Where everything stands: per node its kids in drawing order and (left, middle, width); per column (left, width)."""
 
-    rows: dict[int, int]
     kids: dict[int, list[int]]
-    lefts: list[int]
-    widths: list[int]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.lefts[-1] + self.widths[-1] + 2, HEAD + PITCH * (max(self.rows.values()) + 1)
+    boxes: dict[int, tuple[int, int, int]]
+    columns: list[tuple[int, int]]
+    width: int
+    height: int
 
 
 def place(scene: Scene) -> Places:
     """Stand every shown node, the root and the bonus in columns and rows."""
     kids: dict[int, list[int]] = defaultdict(list)
     for i in sorted(scene.shown, key=lambda i: (int(scene.tree.ranks[i]), i)):
-        kids[int(scene.tree.parents[i])].append(i)
+        kids[scene.parent(i)].append(i)
     if scene.bonus is not None:
-        kids[scene.leaf].append(BONUS)
+        kids[scene.parent(BONUS)].append(BONUS)
     rows: dict[int, int] = {}
     taken: dict[int, int] = defaultdict(lambda: -1)  # per column, its lowest taken row
 
@@ -183,26 +174,22 @@ def place(scene: Scene) -> Places:
         chain = [node]
         while kids.get(chain[-1]):
             chain.append(kids[chain[-1]][0])
-        row = max(floor, *(taken[scene.depth(node) + j] + 1 for j in range(len(chain))))
-        for j, link in enumerate(chain):
-            rows[link] = taken[scene.depth(node) + j] = row
+        row = max(floor, *(taken[scene.depth(link)] + 1 for link in chain))
+        for link in chain:
+            rows[link] = taken[scene.depth(link)] = row
         for link in reversed(chain):  # deepest first: what is placed later never lies between a parent and its child
             for sibling in kids.get(link, [])[1:]:
                 put(sibling, row + 1)
 
     put(ROOT, 0)
-    widths = [42] * (max(map(scene.depth, rows)) + 1)
-    for node in rows:
-        column = scene.depth(node)
-        widths[column] = max(widths[column], ceil(width_of(scene.label(node)) * CELL) + 12)
-    lefts = [2]
-    for width in widths[:-1]:
-        lefts.append(lefts[-1] + width + GUTTER)
-    return Places(rows, dict(kids), lefts, widths)
-
-
-def heading(column: int) -> str:
-    return f"offset {column}" if column else "root"
+    columns, left = [], 2
+    for column in range(max(taken) + 1):
+        widest = max(width_of(scene.label(node)) for node in rows if scene.depth(node) == column)
+        columns.append((left, max(42, ceil(widest * CELL) + 12)))
+        left += columns[-1][1] + GUTTER
+    middles = {node: HEAD + PITCH * row + 12 for node, row in rows.items()}
+    boxes = {n: (columns[scene.depth(n)][0], y, columns[scene.depth(n)][1]) for n, y in middles.items()}
+    return Places(dict(kids), boxes, columns, left - GUTTER + 4, max(middles.values()) + PITCH - 12)
 
 
 def svg(width: float, height: float, kind: str, label: str, body: str) -> str:
@@ -215,21 +202,17 @@ def svg(width: float, height: float, kind: str, label: str, body: str) -> str:
 
 def tree_svg(scene: Scene) -> str:
     """Draw the tree: a group per node, each inside its parent's."""
-    at = place(scene)
-    width, height = at.size
-    accepted = set(scene.path)
+    at, accepted = place(scene), set(scene.path)
 
     def draw(node: int) -> str:
-        column, y = scene.depth(node), HEAD + PITCH * at.rows[node] + 12
-        x, wide = at.lefts[column], at.widths[column]
-        kind = "r" if node == ROOT else "b" if node == BONUS else f"n k{node}" + " a" * (node in accepted)
-        edge = ""
+        x, y, wide = at.boxes[node]
+        kind, edge, opacity = "r" if node == ROOT else "b" if node == BONUS else f"n k{node}", "", ""
         if node != ROOT:
-            parent = scene.leaf if node == BONUS else int(scene.tree.parents[node])
-            drop = PITCH * (at.rows[node] - at.rows[parent])
+            drop = y - at.boxes[scene.parent(node)][1]
             down = f"h6q6 0 6 6v{drop - 12}q0 6 6 6h6" if drop else f"h{GUTTER}"
             edge = f'<path d="M{x - GUTTER} {y - drop}{down}"/>'
-        opacity = f' style="--p:{scene.probability(node) ** 0.5:.2f}"' if node >= 0 else ""
+        if node >= 0:
+            kind, opacity = kind + " a" * (node in accepted), f' style="--p:{scene.probability(node) ** 0.5:.2f}"'
         kids = sorted(at.kids.get(node, ()), key=lambda kid: kid == BONUS or kid in accepted)  # painted last, on top
         return (
             f'<g class="{kind}"{opacity} tabindex="0"><title>{escape(scene.title(node), False)}</title>{edge}'
@@ -238,11 +221,14 @@ def tree_svg(scene: Scene) -> str:
             f"{''.join(map(draw, kids))}</g>"
         )
 
-    columns = list(zip(at.lefts, at.widths, strict=True))
-    bands = "".join(f"M{x - 4} 0h{w + 8}v{height}h{-w - 8}z" for x, w in columns)
-    heads = "".join(f'<text x="{x + w // 2}" y="14">{heading(c)}</text>' for c, (x, w) in enumerate(columns))
+    bands = "".join(f"M{x - 4} 0h{w + 8}v{at.height}h{-w - 8}z" for x, w in at.columns)
+    heads = "".join(f'<text x="{x + w // 2}" y="14">{heading(c)}</text>' for c, (x, w) in enumerate(at.columns))
     body = f'<path class="bands" d="{bands}"/><g class="h">{heads}</g>{draw(ROOT)}'
-    return svg(width + 2, height, "tree", f"candidate tree of {len(scene.tree)} nodes", body)
+    return svg(at.width, at.height, "tree", f"candidate tree of {len(scene.tree)} nodes", body)
+
+
+def heading(column: int) -> str:
+    return f"offset {column}" if column else "root"
 
 
 def mask_svg(scene: Scene) -> str:
@@ -258,16 +244,13 @@ def mask_svg(scene: Scene) -> str:
     rows, columns = [], f'<text x="{4 - top}" y="{top + prefix // 2}">prefix</text>'
     for row, (node, label) in enumerate(zip(order, labels, strict=True)):
         y, text = top + row * pitch, escape(label, False)
-        seen = [c for c, is_seen in enumerate(sees[row]) if is_seen]
-        starts = [c for c in seen if not c or not sees[row][c - 1]]  # of the runs of cells
-        ends = [c + 1 for c in seen if c + 1 == len(order) or not sees[row][c + 1]]
-        run = "".join(
-            f"M{left + a * pitch} {y + pitch / 2:g}h{(b - a) * pitch}" for a, b in zip(starts, ends, strict=True)
-        )
-        said = escape(f"row {row} sees the prefix, {' '.join(labels[c] for c in seen)}", False)
+        runs = re.finditer("1+", "".join("01"[cell] for cell in sees[row]))  # neighbouring cells are one stroke
+        strokes = "".join(f"M{left + m.start() * pitch} {y + pitch / 2:g}h{len(m[0]) * pitch}" for m in runs)
+        seen = " ".join(name for name, cell in zip(labels, sees[row], strict=True) if cell)
+        said = escape(f"row {row} sees the prefix, {seen}", False)
         rows.append(
             f'<g class="m{" a" * (node in accepted)} m{"r" if node == ROOT else node}"><title>{said}</title>'
-            f'<rect y="{y}" width="{left + size}"/><path d="{run}"/>'
+            f'<rect y="{y}" width="{left + size}"/><path d="{strokes}"/>'
             f'<text x="{top - 4}" y="{y + (pitch + font) // 2 - 1}">{text}</text></g>'
         )
         columns += f'<text x="{4 - top}" y="{left + row * pitch + (pitch + font) // 2 - 1}">{text}</text>'
@@ -296,40 +279,29 @@ def tree_figure(subject: Any, words: Any = None, *, width_in: float = 6.75, cap:
 
     scene = scene_of(subject, words, cap=cap)
     at = place(scene)
-    width, height = at.size
-    unit = min(width_in * 72 / (width + 4), 8 / 12)  # points per px
-    figure = Figure(figsize=(width_in, (height + 4) * unit / 72))
-    axes = figure.add_axes((0, 0, 1, 1))
-    spare = width_in * 72 / unit - width
-    axes.set(xlim=(-spare / 2, width + spare / 2), ylim=(height + 2, -2))
+    unit = min(width_in * 72 / at.width, 8 / 12)  # points per px
+    spare = width_in * 72 / unit - at.width
+    figure = Figure(figsize=(width_in, at.height * unit / 72))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-spare / 2, at.width + spare / 2), ylim=(at.height, 0))
     axes.axis("off")
-    for column, (x, wide) in enumerate(zip(at.lefts, at.widths, strict=True)):
+    center = {"ha": "center", "va": "center_baseline"}
+    for column, (x, wide) in enumerate(at.columns):
         axes.axvspan(x - 4, x + wide + 4, color="0.965", lw=0, zorder=0)
-        axes.text(x + wide / 2, 10, heading(column), ha="center", va="center", fontsize=10 * unit, color="0.4")
-    for node, row in at.rows.items():
-        column, y = scene.depth(node), HEAD + PITCH * row + 12
-        x, wide = at.lefts[column], at.widths[column]
-        p = scene.probability(node) ** 0.5 if node >= 0 else 0.0
-        color, alpha, line, dash = DRAFT, 0.25 + 0.75 * p, 1.0, "-"
-        if node in scene.path:
-            color, alpha, line = ACCEPTED, 1.0, 2.5
+        axes.text(x + wide / 2, 11, heading(column), fontsize=10 * unit, color="0.4", **center)
+    for node, (x, y, wide) in at.boxes.items():
+        p = scene.probability(node) ** 0.5 if node >= 0 else 0.1
+        color, edge, line = (DRAFT, 0.3 + 0.7 * p), "0.6", {"lw": unit, "zorder": 1}
+        if node == ROOT:
+            color = ("black", 0.6)
         elif node == BONUS:
-            color, alpha, line, dash = BONUS_COLOR, 1.0, 2.0, (0, (4, 2))
-        elif node == ROOT:
-            color, alpha = "black", 0.6
+            color, edge, line = (BONUS_COLOR, 1), BONUS_COLOR, {"lw": 2 * unit, "zorder": 2, "ls": (0, (2.5, 1.5))}
+        elif node in scene.path:
+            color, edge, line = (ACCEPTED, 1), ACCEPTED, {"lw": 2.5 * unit, "zorder": 2}
         if node != ROOT:
-            parent = scene.leaf if node == BONUS else int(scene.tree.parents[node])
-            top = HEAD + PITCH * at.rows[parent] + 12
-            xs, ys = [x - GUTTER, x - GUTTER / 2, x - GUTTER / 2, x], [top, top, y, y]
-            thin = color == DRAFT
-            axes.plot(xs, ys, color="0.65" if thin else color, lw=line * unit, ls=dash, zorder=1 if thin else 2)
-        style = f"round,pad=0,rounding_size={4}"
-        face = (color, 0.06 + 0.5 * p)
-        axes.add_patch(
-            FancyBboxPatch(
-                (x, y - BOX / 2), wide, BOX, style, fc=face, ec=(color, alpha), lw=line * unit, ls=dash, zorder=3
-            )
-        )
-        font = {"fontsize": 12 * unit, "family": "DejaVu Sans Mono", "parse_math": False}
-        axes.text(x + wide / 2, y, scene.label(node), ha="center", va="center_baseline", zorder=4, **font)
+            top, gutter = at.boxes[scene.parent(node)][1], x - GUTTER / 2
+            axes.plot([x - GUTTER, gutter, gutter, x], [top, top, y, y], color=edge, solid_capstyle="butt", **line)
+        corner, face = "round,pad=0,rounding_size=4", (color[0], 0.03 + 0.5 * p)
+        axes.add_patch(FancyBboxPatch((x, y - BOX / 2), wide, BOX, corner, fc=face, ec=color, **line | {"zorder": 3}))
+        font = {"fontsize": 12 * unit, "family": "DejaVu Sans Mono", "parse_math": False, "zorder": 4}
+        axes.text(x + wide / 2, y, scene.label(node), **center, **font)
     return figure

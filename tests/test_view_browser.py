@@ -22,7 +22,7 @@ pytestmark = [
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900"
-).split()
+)
 LIT = """return [...document.querySelectorAll('.tree g.r, .tree g.n, .tree g.b')].filter(g => {
   const s = getComputedStyle(g.querySelector(':scope>rect'));
   return s.stroke === s.color && s.strokeOpacity === '1' && s.strokeWidth === '2.5px';
@@ -35,7 +35,7 @@ LONG = max(ROUNDS, key=lambda r: r.accepted)
 def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -74,7 +74,7 @@ def shown(browser):
 def now(browser):
     """Tell which chunks of the stream are outlined, and how many are dimmed."""
     chunks = browser.execute_script(
-        "return [...document.querySelectorAll('.c')].map(c => [getComputedStyle(c).outlineStyle, getComputedStyle(c).opacity])"
+        "return [...document.querySelectorAll('.c')].map(c => getComputedStyle(c)).map(s => [s.outlineStyle, s.opacity])"
     )
     return [i for i, (line, _) in enumerate(chunks) if line == "solid"], sum(alpha != "1" for _, alpha in chunks)
 

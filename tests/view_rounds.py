@@ -10,8 +10,11 @@ from glance.tree import build_budget_tree, children_of
 TEXT = (
     'The| invoice| from| Mü|ller|,| dated| 12| March|:|\n|two| chairs| at| $|40|,| a| <b>|table|</b>| for| "|$|120|"|'
     " and| delivery| &| set|-|up|.| The| total| is| $|215|.|50|.| שלום| 日本|語|\u202e|."
-).split("|")
-VOCABULARY = sorted({*TEXT, "", " cat", " of", " with", " receipt", " amount", "'s", " supercalifragilistic", "\ufffd"})
+)
+TOKENS = TEXT.split("|")
+VOCABULARY = sorted(
+    {*TOKENS, "", " cat", " of", " with", " receipt", " amount", "'s", " supercalifragilistic", "\ufffd"}
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def marginals(ids: list[int], rng: np.random.Generator, n_offsets: int, k: int) 
 
 def make_rounds(budget: int = 63, n_offsets: int = 11, k: int = 8, seed: int = 0) -> list[Round]:
     """Decode TEXT: every round drafts, walks as far as the tree has the text, and commits the path and one more."""
-    rng, ids = np.random.default_rng(seed), [VOCABULARY.index(word) for word in TEXT]
+    rng, ids = np.random.default_rng(seed), [VOCABULARY.index(word) for word in TOKENS]
     rounds, at = [], 0
     while at + 1 < len(ids):
         ahead = ids[at + 1 :]

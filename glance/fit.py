@@ -6,6 +6,7 @@ not stop the others. The statistics are `glance.law`'s; this file knows of rows 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,26 @@ def _fit(rows: Sequence[Mapping[str, Any]], cap: int | None, n_boot: int, seed: 
     groups = [(row["task"], row["prompt"]) for row in rows]
     kept = [group for group, out in zip(groups, cut, strict=True) if not out]
     if not kept:
-        return {"failed": f"all {len(rows)} rounds were truncated", "n": 0, "deciles": {}}
+        return _failed(f"all {len(rows)} rounds were truncated", 0, {})
     deciles = _deciles(entropy[~cut], accepted[~cut], kept, cap, n_boot, seed)
     try:
         law = DraftabilityLaw.fit(
             entropy, accepted, cap=cap, groups=groups, truncated=cut, n_boot=n_boot, seed=seed
         ).to_dict()
     except ValueError as error:
-        return {"failed": str(error), "n": len(kept), "deciles": deciles}
+        return _failed(str(error), len(kept), deciles)
     return {**law, "at_cap": float((accepted[~cut] == cap).mean()), "deciles": deciles}
+
+
+def _failed(why: str, n: int, deciles: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill a law's place: every number None, so that readers meet the same keys, and the reason."""
+    return {
+        **{f.name: None for f in fields(DraftabilityLaw)},
+        "failed": why,
+        "n": n,
+        "holds": False,
+        "deciles": deciles,
+    }
 
 
 def _deciles(

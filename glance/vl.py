@@ -88,27 +88,28 @@ class VisionPositions:
         return {"position_ids": position_ids.to(input_ids.device), **inputs}
 
     def _token_types(self, model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
-        if self.mm_token_type_ids is not None:
-            types = torch.as_tensor(self.mm_token_type_ids).to(input_ids.device)
-            if types.shape != input_ids.shape:
-                raise ValueError(f"mm_token_type_ids is {tuple(types.shape)}, the prompt is {tuple(input_ids.shape)}")
-            return types
-        types = torch.zeros_like(input_ids)
+        """Return `(1, P)` 0 text, 1 image, 2 video: as given, and by the placeholder ids where nothing is given."""
+        built = torch.zeros_like(input_ids)
         for kind, (_, _, type_id) in KINDS.items():
             placeholder = placeholder_id(model.config, kind)
             if placeholder is not None:
-                types[input_ids == placeholder] = type_id
-        return types
+                built[input_ids == placeholder] = type_id
+        if self.mm_token_type_ids is None:
+            return built
+        types = torch.as_tensor(self.mm_token_type_ids).to(built)
+        if types.shape != input_ids.shape:
+            raise ValueError(f"mm_token_type_ids is {tuple(types.shape)}, the prompt is {tuple(input_ids.shape)}")
+        return torch.where(built > 0, torch.where(types > 0, types, built), 0)  # GLM-4V: a video on image placeholders
 
     def _check_counts(self, model: nn.Module, input_ids: torch.Tensor) -> None:
-        for kind, (pixels, grid, _) in KINDS.items():
-            placeholder = placeholder_id(model.config, kind)
-            tokens = int((input_ids == placeholder).sum()) if placeholder is not None else 0
+        types = self._token_types(model, input_ids)
+        for kind, (pixels, grid, type_id) in KINDS.items():
+            tokens = int((types == type_id).sum())
+            told = f"the prompt has {tokens} {kind} tokens (id {placeholder_id(model.config, kind)})"
             given, grids = self.inputs.get(pixels), self.inputs.get(grid)
-            if (given is None) != (tokens == 0) and not (given is None and "video_grid_thw" in self.inputs):
-                count = 0 if given is None else len(given)
+            if (given is None) != (tokens == 0):
                 raise ValueError(
-                    f"the prompt has {tokens} {kind} tokens (id {placeholder}) and {count} rows of {pixels}: "
+                    f"{told} and {0 if given is None else len(given)} rows of {pixels}: "
                     "both or neither must be there (did the processor see the image and the chat template?)"
                 )
             if grids is None or given is None:
@@ -119,9 +120,7 @@ class VisionPositions:
             if patches != len(given):
                 raise ValueError(f"{grid} names {patches} patches, {pixels} has {len(given)} rows")
             if patches // merge != tokens:
-                raise ValueError(
-                    f"the prompt has {tokens} {kind} tokens (id {placeholder}), {grid} asks for {patches // merge}"
-                )
+                raise ValueError(f"{told}, {grid} asks for {patches // merge}")
 
 
 def load_target(

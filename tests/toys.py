@@ -187,7 +187,7 @@ def _frozen(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-@dataclass
+@dataclass(eq=False)
 class Prompt:
     """A prompt with its images: what our functions take, and what transformers' `generate` takes."""
 

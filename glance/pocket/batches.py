@@ -68,7 +68,7 @@ def encode_page(tokenizer: PreTrainedTokenizerFast, page: Page) -> tuple[list[in
     answer, answer_source = point_tokens(tokenizer, page.answer, page.answer_source)
     blank = lambda count: np.full((count, 2), -1)  # noqa: E731
     sources = [blank(len(before)), question_source, blank(len(after)), answer_source, blank(1)]
-    return before + question + after, answer + [tokenizer.eos_token_id], np.concatenate(sources)
+    return before + question + after, [*answer, tokenizer.eos_token_id], np.concatenate(sources)
 
 
 def collate(tokenizer: PreTrainedTokenizerFast, pages: list[Page]) -> Batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import matplotlib
@@ -79,7 +79,7 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
 
 
-@lru_cache(maxsize=None)
+@cache
 def measure_letter(name: str, size: int, letter: str) -> float:
     """Return a letter's advance in px."""
     return load_font(name, size).getlength(letter)
@@ -136,7 +136,7 @@ class Canvas:
         """Return the character of each slot as an index into `CHARACTERS`, (cells, 16) int64."""
         labels = np.zeros((WIDTH * self.height // CELL**2, SLOTS), np.int64)
         for ink in self.ink:
-            for letter, centre in zip(ink.text, ink.centres):
+            for letter, centre in zip(ink.text, ink.centres, strict=True):
                 if letter != " ":
                     labels[find_cell(centre, self.height), find_slot(centre)] = CHARACTERS.index(letter)
         return labels

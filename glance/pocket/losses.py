@@ -39,7 +39,10 @@ class CellHeads(torch.nn.Module):
         if not said.any():
             return on_characters, on_characters * 0
         split = self.things(cells[said]).float().split(CLASSES, -1)
-        losses = [F.cross_entropy(z, y, weight=weigh_empty(len(z[0]))) for z, y in zip(split, things[said].unbind(-1))]
+        losses = [
+            F.cross_entropy(z, y, weight=weigh_empty(len(z[0])))
+            for z, y in zip(split, things[said].unbind(-1), strict=True)
+        ]
         return on_characters, sum(losses) / len(losses)
 
     @torch.no_grad()

@@ -29,37 +29,37 @@ READING_LAYERS = (3, 4)  # the layers whose heads are taught to look there
 def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
     """Return the pocket target's configuration for a tokenizer."""
     ids = tokenizer.convert_tokens_to_ids
-    text = dict(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        rope_parameters={
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10000.0,
             "mrope_section": [12, 10, 10],
             "mrope_interleaved": True,
         },
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    vision = dict(
-        depth=4,
-        hidden_size=256,
-        intermediate_size=512,
-        num_heads=4,
-        out_hidden_size=256,
-        deepstack_visual_indexes=[1],
-        patch_size=PATCH,
-        num_position_embeddings=256,
-        hidden_act="gelu_pytorch_tanh",
-    )
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+    vision = {
+        "depth": 4,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_heads": 4,
+        "out_hidden_size": 256,
+        "deepstack_visual_indexes": [1],
+        "patch_size": PATCH,
+        "num_position_embeddings": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+    }
     return Qwen3VLConfig(
         text_config=text,
         vision_config=vision,

@@ -19,9 +19,26 @@ Piece = str | Ink | Spot
 Alternative = list[Piece]
 
 HEADINGS = ("Invoice", "Receipt", "Letter", "Report")
-KEYS = (
-    "Date Total Tax Name City Item Price Phone Order Amount Balance Street Agent Room Weight Table Ticket Account"
-).split()
+KEYS = [
+    "Date",
+    "Total",
+    "Tax",
+    "Name",
+    "City",
+    "Item",
+    "Price",
+    "Phone",
+    "Order",
+    "Amount",
+    "Balance",
+    "Street",
+    "Agent",
+    "Room",
+    "Weight",
+    "Table",
+    "Ticket",
+    "Account",
+]
 ATTRIBUTES = ("Age", "Size", "Cost", "Speed", "Rank", "Team", "Home", "Code")
 CARRIERS = ("sign", "label", "poster", "banner")
 
@@ -42,7 +59,7 @@ def fill(template: str, *pieces: Piece) -> Alternative:
     if len(texts) != len(pieces) + 1:
         raise ValueError(f"{template!r} has {len(texts) - 1} places for {len(pieces)} pieces")
     row: Alternative = [texts[0]]
-    for piece, text in zip(pieces, texts[1:]):
+    for piece, text in zip(pieces, texts[1:], strict=True):
         row += [piece, text]
     return [piece for piece in row if piece != ""]
 
@@ -90,7 +107,7 @@ def place_bars(canvas: Canvas, labels: list[str], values: list[str], dark) -> li
     left = max(canvas.measure(label) for label in labels) + rng.randint(6, 14)
     room = 250 - left - max(canvas.measure(value) for value in values) - 8
     rows = []
-    for label, value in zip(labels, values):
+    for label, value in zip(labels, values, strict=True):
         name = canvas.write(rng.randint(3, 6), y, label, dark)
         length = 6 + int((room - 6) * float(value) / top)
         box = (left, y + 2, left + length, y + canvas.size)
@@ -105,7 +122,7 @@ def place_columns(canvas: Canvas, labels: list[str], values: list[str], dark) ->
     rng, top, rows, points = canvas.rng, max(float(v) for v in values), [], []
     base, is_line = rng.randint(150, 160), rng.random() < 0.4
     colour = rng.choice(list(COLOURS.values()))
-    for i, (label, value) in enumerate(zip(labels, values)):
+    for i, (label, value) in enumerate(zip(labels, values, strict=True)):
         x = 4 + 84 * i + rng.randint(0, 3)
         height = 8 + int(70 * float(value) / top)
         if not is_line:
@@ -206,12 +223,12 @@ def draw_cards(rng: random.Random, split: str) -> Draft:
     count = rng.choice([3, 3, 4])
     names, attributes, cards = draw_words(rng, split, count), rng.sample(ATTRIBUTES, 2), []
     corners = sorted(rng.sample([(0, 0), (128, 0), (0, 96), (128, 96)], count), key=lambda p: (p[1], p[0]))
-    for name, (x, y) in zip(names, corners):
+    for name, (x, y) in zip(names, corners, strict=True):
         dark = draw_dark(rng)
         canvas.pen.rectangle((x + 2, y + 2, x + 125, y + 93), fill=draw_pale(rng), outline=dark)
         left, top = x + rng.randint(5, 16), y + rng.randint(4, 9)
         card: list[Ink] = [canvas.write(left, top, name, dark)]
-        for j, attribute in enumerate(attributes):
+        for attribute in attributes:
             value = draw_word(rng, split, 6) if attribute in ("Team", "Home") else draw_number(rng)
             top += rng.randint(25, 28)
             card.append(canvas.write(left, top, attribute, dark))

@@ -20,7 +20,7 @@ NOUNS = {
 }
 SIZES = {True: ("big", "large", "huge"), False: ("small", "tiny", "little")}
 COLUMNS, ROWS = ("far left", "left", "right", "far right"), ("top", "middle", "bottom")
-NUMBERS = {n: word for n, word in enumerate("one two three four five six seven".split(), 1)}
+NUMBERS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven"], 1))
 
 
 def draw_shape(canvas: Canvas, thing: dict) -> None:
@@ -42,7 +42,7 @@ def place_shapes(rng: random.Random, height: int, count: int) -> tuple[Canvas, l
     canvas = Canvas(rng, font=choose_font(rng), size=14, height=height, textured=rng.random() < 0.8)
     pairs = rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
     left, top, things = rng.randint(24, 40), rng.randint(26, 38), []
-    for (colour, shape), place in zip(pairs, sorted(rng.sample(range(4 * (height // 64)), count))):
+    for (colour, shape), place in zip(pairs, sorted(rng.sample(range(4 * (height // 64)), count)), strict=True):
         column, row, big = place % 4, place // 4, rng.random() < 0.5
         centre = (64 * column + left + rng.randint(-5, 5), 64 * row + top + rng.randint(-5, 5))
         radius = rng.randint(18, 22) if big else rng.randint(9, 11)
@@ -65,7 +65,7 @@ def name_place(rng: random.Random, thing: dict) -> str:
     column, row = COLUMNS[thing["column"]], ROWS[thing["row"]]
     half = "left" if thing["column"] < 2 else "right"
     places = [f"at the {row} {column}", f"in the {row} {column}", f"in the {row} row, {column}"]
-    return rng.choice(places + [f"on the {column}", f"on the {half} half"])
+    return rng.choice([*places, f"on the {column}", f"on the {half} half"])
 
 
 def say_thing(rng: random.Random, thing: dict) -> str:

@@ -23,7 +23,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from glance.pocket.batches import Batch, PageStream, collate
 from glance.pocket.losses import CellHeads, Pointer
 from glance.pocket.model import BatchForward, Watch, build_config, save_target
-from glance.pocket.render import TASKS, sample
+from glance.pocket.render import sample
 from glance.pocket.tokenizer import build_tokenizer
 
 
@@ -98,7 +98,7 @@ class Run:
             {"params": [p for p in rest if p.ndim >= 2], "weight_decay": 0.02},
             {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
-        muon = dict(weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        muon = {"weight_decay": 0.02, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
         return [
             torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.97), fused=True),
             torch.optim.Muon(language, lr=1e-3, **muon),
@@ -134,9 +134,9 @@ class Run:
         begun = self.stage + (self.step > 0)
         if state["seed"] != self.seed or state["plan"][:begun] != [asdict(stage) for stage in self.plan[:begun]]:
             raise ValueError(f"{path}: a checkpoint of another run (seed or stages differ); choose another folder")
-        for module, values in zip((self.model, self.cells, self.pointer), state["modules"]):
+        for module, values in zip((self.model, self.cells, self.pointer), state["modules"], strict=True):
             module.load_state_dict(values)
-        for optimiser, values in zip(self.optimisers, state["optimisers"]):
+        for optimiser, values in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(values)
 
     def compute_losses(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -160,7 +160,9 @@ class Run:
         """Train on one batch and return its losses."""
         stage = self.plan[self.stage]
         scale = stage.scale(self.step)
-        for optimiser, rate in zip(self.optimisers, (stage.learning_rate, stage.language_rate, stage.vision_rate)):
+        for optimiser, rate in zip(
+            self.optimisers, (stage.learning_rate, stage.language_rate, stage.vision_rate), strict=True
+        ):
             for group in optimiser.param_groups:
                 group["lr"] = rate * scale
         with torch.autocast("cpu", torch.bfloat16):

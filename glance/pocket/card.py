@@ -1,0 +1,206 @@
+"""`data/pocket/CARD.md`: what the target is, how it was trained, how well it reads, what it cannot do, and its hashes.
+
+Every figure comes from `evaluation.json` (written by `evaluate`), the training log and the files themselves; nothing is
+typed in by hand. This file holds sentences and tables, no measuring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from glance.pocket.canvas import FONTS
+from glance.pocket.model import POINTER_LAYER, READING_LAYERS
+from glance.pocket.render import TASKS
+from glance.pocket.words import read_list
+
+LIMITS = {  # what the project asks of the shipped target: task -> (score, bound, is an upper bound)
+    "chartqa": [("character_error", 0.02, True)],
+    "docvqa": [("character_error", 0.02, True)],
+    "infovqa": [("character_error", 0.02, True)],
+    "textvqa": [("word_list_error", 0.04, True)],
+    "caption": [("grounded", 0.95, False), ("repeats", 0.05, True)],
+}
+LOOKUP_EXACT, TRANSCRIPTION_ERROR, MEDIAN_TOKENS = 0.85, 0.01, 60
+
+
+def hash_file(path: Path) -> str:
+    """Return a file's sha256, in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def hash_folder(folder: Path) -> str:
+    """Return one sha256 over the names and hashes of a folder's files, in order."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def list_hashes(data: Path) -> dict[str, str]:
+    """Return the hashes of what is shipped: each file of the target, each set, the word lists."""
+    hashes = {f"target/{path.name}": hash_file(path) for path in sorted((data / "target").iterdir())}
+    return hashes | {f"{name}/": hash_folder(data / name) for name in ("eval", "seen", "words")}
+
+
+def tabulate(head: list[str], rows: list[list]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def show(value: float | None, digits: int = 4) -> str:
+    """Return a number as the tables write it."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def tabulate_tasks(tasks: dict) -> str:
+    """Return the table of the reading scores by task."""
+    head = [
+        "task",
+        "prompts",
+        "character error",
+        "exact",
+        "value exact",
+        "entropy (nats)",
+        "median tokens",
+        "unfinished",
+    ]
+    rows = []
+    for task, row in tasks.items():
+        scores = row["all"]
+        error, exact = scores.get("character_error"), scores.get("exact")
+        value = row["by_kind"].get("lookup", {}).get("value_exact")
+        numbers = [show(error), show(exact, 3), show(value, 3), show(row["entropy_nats"])]
+        rows.append([task, scores["prompts"], *numbers, row["median_tokens"], show(row["not_stopped"], 3)])
+    return tabulate(head, rows)
+
+
+def tabulate_groups(tasks: dict, key: str) -> str:
+    """Return the table of character error by kind, font or size."""
+    values = sorted({value for row in tasks.values() for value in row[f"by_{key}"]}, key=lambda v: (len(v), v))
+    rows = []
+    for task, row in tasks.items():
+        groups = row[f"by_{key}"]
+        if task != "caption":
+            rows.append([task, *(show(groups.get(value, {}).get("character_error")) for value in values)])
+    return tabulate(["task", *values], rows)
+
+
+def check_limits(tasks: dict) -> str:
+    """Return the table of what was asked for, what was measured and whether it holds."""
+    rows = []
+
+    def add(what: str, bound: float, value: float | None, is_upper: bool) -> None:
+        if value is not None:
+            holds = value <= bound if is_upper else value >= bound
+            rows.append([what, ("<= " if is_upper else ">= ") + str(bound), show(value), "yes" if holds else "no"])
+
+    for task, limits in LIMITS.items():
+        for score, bound, is_upper in limits:
+            add(f"{task}: {score.replace('_', ' ')}", bound, tasks[task]["all"].get(score), is_upper)
+    for task in ("chartqa", "docvqa", "infovqa"):
+        kinds = tasks[task]["by_kind"]
+        add(f"{task}: transcriptions", TRANSCRIPTION_ERROR, kinds.get("table", {}).get("character_error"), True)
+        add(f"{task}: look-ups exact", LOOKUP_EXACT, kinds.get("lookup", {}).get("value_exact"), False)
+    for task in TASKS:
+        add(f"{task}: median tokens", MEDIAN_TOKENS, tasks[task]["median_tokens"], False)
+    return tabulate(["asked", "bound", "measured", "holds"], rows)
+
+
+def describe_training(training: dict) -> str:
+    """Return the table of the training stages from the summary of the log."""
+    head = ["stage", "pages", "batch", "steps", "minutes", "last log row"]
+    rows = []
+    for stage in training["stages"]:
+        mixture = ", ".join(f"{kind} {weight:g}" for kind, weight in stage["mixture"].items())
+        last = ", ".join(f"{name} {value}" for name, value in stage["losses"].items())
+        rows.append([stage["name"], mixture, stage["batch"], stage["steps"], round(stage["seconds"] / 60, 1), last])
+    return tabulate(head, rows)
+
+
+def summarise_log(log: Path, plan: list[dict]) -> dict:
+    """Summarise a training log: seconds and last losses of each stage of the plan."""
+    rows = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
+    stages, before = [], 0
+    for stage in plan:
+        last = [row for row in rows if row["stage"] == stage["name"]][-1]
+        losses = {name: last[name] for name in ("language", "pointer", "characters", "things") if name in last}
+        stages.append({**stage, "seconds": last["seconds"] - before, "losses": losses})
+        before = last["seconds"]
+    return {"seconds": before, "stages": stages}
+
+
+def write_card(data: Path, parameters: int) -> str:
+    """Write `CARD.md` from `evaluation.json` and `training.json` of the pocket's data folder and return it."""
+    evaluation = json.loads((data / "evaluation.json").read_text())
+    training = json.loads((data / "training.json").read_text())
+    tasks, seen = evaluation["eval"], evaluation.get("seen", {})
+    caption, sign = tasks["caption"]["all"], tasks["textvqa"]["all"]
+    names = sorted(tasks, key=lambda task: -tasks[task]["entropy_nats"])
+    order = " > ".join(f"{task} {show(tasks[task]['entropy_nats'])}" for task in names)
+    hashes = "\n".join(f"- `{name}` {value}" for name, value in list_hashes(data).items())
+    text = f"""# The pocket target
+
+A vision-language model of {parameters:,} parameters that reads rendered pages, made so that everything here runs on a laptop
+without a download. It is transformers' own `Qwen3VLForConditionalGeneration`, trained from nothing by `glance.pocket` on
+pages that `glance.pocket.render` draws. Every figure below was measured on the files in this folder
+(`glance pocket evaluate`); this page is written by `glance.pocket.card`.
+
+## What it reads
+Five tasks that mirror the paper's. Each page is 256 x 192 px (48 image tokens), in one of {len(FONTS)} faces
+({", ".join(FONTS)}: DejaVu, as matplotlib ships it), 13 px to 24 px, at arbitrary pixel offsets. Page words are spelt
+character by character, so any word can be read; the words of the answers' own sentences are one token each. Values are
+transcribed first and then said again; a look-up names the asked value in that sentence. `eval/` holds words that training
+never saw: {len(read_list("held"))} real words and the pseudo-words whose CRC-32 is divisible by 16; `seen/` has words of the
+training lexicon ({len(read_list("train")):,} real words and the other pseudo-words) on pages that training did not draw.
+
+## How well (words never seen in training)
+{tabulate_tasks(tasks)}
+
+Textvqa: word list character error {show(sign["word_list_error"])}, word list exact {show(sign["word_list_exact"], 3)},
+colour named right {show(sign["colour_exact"], 3)}. Captions: {caption["mentions"]} colour+shape mentions, in the scene
+{show(caption["grounded"], 3)}, right in size and place too {show(caption["fitting"], 3)}, repeats
+{show(caption["repeats"], 3)}, shapes left out {show(caption["missed"], 3)}. Entropy from most to least free: {order}.
+
+### Asked for and measured
+{check_limits(tasks)}
+
+### Character error by kind
+{tabulate_groups(tasks, "kind")}
+
+### Character error by font
+{tabulate_groups(tasks, "font")}
+
+### Character error by size (px per em)
+{tabulate_groups(tasks, "size")}
+
+### Words of the training lexicon, for comparison
+{tabulate_tasks(seen)}
+
+Where an answer may be phrased in several ways (docvqa, infovqa, textvqa), the error is counted against the nearest phrasing.
+
+## How it was trained
+{describe_training(training)}
+
+In all {training["seconds"] / 60:.0f} minutes on two CPU cores, seed {training["seed"]}. Throw-away heads taught the cells
+their characters and colours, and pointed each answer token to the place on the page that it comes from; they are not shipped.
+The pointer reads the state after language layer {POINTER_LAYER} (counted from 0), and heads of layers {READING_LAYERS[0]} and
+{READING_LAYERS[1]} were taught to attend there. Deepstack is added after layer 0 only, so for every layer from 1 on the
+kept state equals the next layer's input; a block head does well to keep layer {POINTER_LAYER}.
+
+## What it cannot do
+It reads pages like these and nothing else: no photographs, no handwriting, no other size of image, no question that is not
+one of the tasks' own. It does not compare or add: a look-up is found in what it has just transcribed. Captions name eight
+colours and four shapes.
+
+## Licences
+Weights, pages and code: the project's own. Words: a cut of SCOWL (Debian's `wamerican`), `words/COPYRIGHT`; offensive words
+were taken out. Fonts are matplotlib's and are not shipped here.
+
+## Hashes (sha256; of a folder: over its files' names and hashes)
+{hashes}
+"""
+    (data / "CARD.md").write_text(text)
+    return text

@@ -293,8 +293,7 @@ def time_figure(results: Results) -> Figure:
     axes.axhline(step_ms, color="black", lw=0.8, ls=(0, (4, 2)), label=f"one plain step ({step_ms:.1f} ms)")
     axes.set(xticks=places, xticklabels=splits, xlabel="verifier budget $N$ (nodes)", ylabel="ms per round")
     axes.set(title="Where the time of a round goes", ylim=(0, 1.42 * floor.max()))
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, labels, loc="upper left", ncols=2, handlelength=1.6)
+    axes.legend(loc="upper left", ncols=2, handlelength=1.6)
     return figure
 
 
@@ -306,15 +305,11 @@ def tree_pictures(results: Results, words: Any = None, *, cap: int = 40) -> list
     """
     from glance.view import tree_figure
 
-    kept = [row for row in results.rounds if row.get("tree") and row["tree"]["bonus"] is not None]
+    kept = [row["tree"] for row in results.rounds if row.get("tree") and row["tree"]["bonus"] is not None]
     if not kept:
         return []
-
-    def interest(row: Mapping[str, Any]) -> tuple[bool, bool, int]:
-        ranks = [row["tree"]["ranks"][i] for i in row["tree"]["path"]]
-        return any(ranks), 4 <= len(ranks) <= 9, -abs(len(ranks) - 6)
-
-    packed = dict(max(kept, key=interest)["tree"])
+    # The walk should leave the first choices, and be neither short nor long.
+    packed = min(kept, key=lambda t: abs(len(t["path"]) - 6) - 20 * any(t["ranks"][i] for i in t["path"]))
     if words is None:
         from transformers import AutoTokenizer
 

@@ -103,11 +103,14 @@ class Results:
         """The budgets N of the arms tree-N."""
         return sorted(int(arm[5:]) for arm in self.arms if arm.startswith("tree-"))
 
-    def require(self, *arms: str, tasks: Sequence[str] = ()) -> None:
-        """Raise `Missing` unless these arms and tasks were decoded."""
-        lacking = [a for a in arms if a not in self.arms] + [task for task in tasks if task not in self.tasks]
-        if lacking:
-            raise Missing(f"{self.folder} has no {', '.join(lacking)}; it has {', '.join(self.arms + self.tasks)}")
+    def require(self, *arms: str, tasks: Sequence[str] = (), least: int = 1) -> None:
+        """Raise `Missing` unless these arms and tasks were decoded, with `least` prompts in each task."""
+        for kind, wanted, there in (("arm", arms, self.arms), ("task", tasks, self.tasks)):
+            if lacking := [name for name in wanted if name not in there]:
+                raise Missing(f"{self.folder} has no {kind} {', '.join(lacking)}; it has {', '.join(there)}")
+        for task in tasks or self.tasks:
+            if (n := sum((row["arm"], row["task"]) == (arms[0], task) for row in self.prompts)) < least:
+                raise Missing(f"{self.folder} has {n} prompts of {task}: an interval needs {least}")
 
     def tau(self, arm: str, tasks: Sequence[str] | None = None) -> Interval:
         """Return tau of an arm, pooled over the rounds of the tasks (all where None)."""
@@ -122,6 +125,16 @@ class Results:
             return (a[:, 2].sum() / a[:, 3].sum()) / (b[:, 2].sum() / b[:, 3].sum())
 
         return _interval(ours, base, ratio, strata)
+
+    def ordered_share(self, arm: str, tasks: Sequence[str], n_boot: int = 1000) -> float:
+        """Return the share of resamples, of prompts within tasks, in which an arm's tau ascends over the tasks."""
+        table, strata = self._table(arm, tasks)
+        rng, taus = np.random.default_rng(0), []
+        for task in tasks:
+            mine = table[strata == task]
+            drawn = mine[rng.integers(len(mine), size=(n_boot, len(mine)))]  # (R, prompts, 4)
+            taus.append(drawn[..., 2].sum(1) / drawn[..., 3].sum(1))
+        return float((np.diff(taus, axis=0) > 0).all(0).mean())
 
     def speedup(self, arm: str, over: str = "ar", tasks: Sequence[str] | None = None) -> Interval:
         """Return ms/token of `over` divided by that of `arm`: per task, then the geometric mean."""

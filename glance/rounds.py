@@ -190,6 +190,28 @@ def write_json(path: str | Path, value: Any) -> Path:
     return path
 
 
+def written(paths: str | Path | Iterable[str | Path]) -> Any:
+    """Tabulate files for the end of a notebook: name, rows of text, bytes, and the first 8 digits of sha256.
+
+    Args:
+        paths: files, or a folder for every file below it.
+
+    Returns:
+        A pandas data frame.
+    """
+    import pandas as pd
+
+    if isinstance(paths, (str, Path)):
+        paths = sorted(path for path in Path(paths).rglob("*") if path.is_file())
+    rows = []
+    for path in map(Path, paths):
+        data = path.read_bytes()
+        count = data.count(b"\n") if path.suffix in (".jsonl", ".json", ".csv", ".md", ".tex") else None
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        rows.append({"file": str(name), "rows": count, "bytes": len(data), "sha256": sha256(data)[:8]})
+    return pd.DataFrame(rows, columns=["file", "rows", "bytes", "sha256"]).astype({"rows": "Int64"})
+
+
 def repeated_share(text: str, n: int = 4) -> float:
     """Return the share of a text's word n-grams that occurred earlier in it: 0 for none.
 

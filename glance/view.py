@@ -47,7 +47,8 @@ _TREE = """
  .tree .b>path{stroke:#DE8F05;stroke-width:2;stroke-dasharray:4 3}
 """
 _LIT = """
- .r:hover g:not(:hover)>*{opacity:.3} .r:has(:focus-visible) g:not(:focus-visible,:has(:focus-visible),:hover)>*{opacity:.3}
+ .r:hover g:not(:hover)>:not(g){opacity:.3}
+ .r:has(:focus-visible) g:not(:focus-visible,:has(:focus-visible),:hover)>:not(g){opacity:.3}
  .tree g:is(:hover,:focus-visible,:has(:focus-visible))>:is(rect,path){stroke:currentColor;stroke-width:2.5;stroke-opacity:1}
 """
 _HEAT = """

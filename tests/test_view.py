@@ -19,6 +19,7 @@ from glance.view_tree import BONUS, GUTTER, place, scene_of, speller, visible, w
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROUNDS = make_rounds()
+SMALL = make_rounds(budget=12, n_offsets=5, k=4)
 LONG = max(ROUNDS, key=lambda r: r.accepted)
 EVERY_VIEW = {
     "tree": lambda: view.tree(LONG, words),
@@ -201,12 +202,12 @@ def test_a_big_tree_is_cut_with_a_count_and_keeps_the_path():
 
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 def test_any_token_text_is_safe(texts):
     def spell(token):
         return texts[token % len(texts)]
 
-    for one in (view.round(ROUNDS[0], ROUNDS, spell), view.marginals(ROUNDS[0], spell)):
+    for one in (view.round(SMALL[0], SMALL, spell), view.marginals(SMALL[0], spell)):
         root = ET.fromstring(one.html)
         said = "".join(root.itertext())
         assert not any(unicodedata.category(c) in ("Cs", "Co", "Cn") for c in said)
@@ -214,7 +215,7 @@ def test_any_token_text_is_safe(texts):
             unicodedata.bidirectional(c) in ("RLO", "LRO", "RLE", "LRE", "RLI", "LRI", "FSI", "PDF") for c in said
         )
     first = svg_of(one, "tree").find(f"{SVG}g/{SVG}title").text.split("\n")[0]
-    assert first == visible(spell(int(ROUNDS[0].top_ids[0][0])), 40)
+    assert first == visible(spell(int(SMALL[0].top_ids[0][0])), 40)
 
 
 @given(st.text(max_size=30), st.integers(2, 20))

@@ -86,6 +86,13 @@ def test_hover_lights_exactly_the_ancestors(show, dark):
     for node in [*LONG.path, *range(0, 63, 7)]:
         hover(browser, f".k{node}>rect")
         assert browser.execute_script(LIT) == ancestors(LONG.tree, node), node
+    faded = (
+        "return [...document.querySelectorAll('.r *')].filter(e => getComputedStyle(e).opacity < 1).map(e => e.tagName)"
+    )
+    tags = browser.execute_script(faded)
+    assert (
+        tags.count("rect") == 63 + 1 - len(LONG.tree.path(node)) and "g" not in tags
+    )  # faded once, not once per ancestor
     hover(browser, ".r>rect")
     assert browser.execute_script(LIT) == ["r"]
     hover(browser, ".b>rect")

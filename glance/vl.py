@@ -203,10 +203,14 @@ def _image_only_processor(model_id_or_folder: str | Path) -> Any:
             f"{model_id_or_folder}: images of a {model_type} target need torchvision (no {name} in "
             f"transformers {transformers.__version__}); install it, or encode the prompt yourself"
         )
+    settings, _ = stock.get_processor_dict(model_id_or_folder)
+    template = settings.pop("chat_template", None) or tokenizer.chat_template
+    accepted = set(inspect.signature(stock.__init__).parameters) - set(stock.get_attributes())
     processor = image_only(stock)(
         image_processor=pillow.from_pretrained(model_id_or_folder),
         tokenizer=tokenizer,
-        chat_template=tokenizer.chat_template,
+        chat_template=template,
+        **{name: value for name, value in settings.items() if name in accepted},
     )
     log.info("processor: image-only %s over %s (torchvision is not installed)", stock.__name__, name)
     return processor
@@ -214,6 +218,8 @@ def _image_only_processor(model_id_or_folder: str | Path) -> Any:
 
 def image_only(stock: type) -> type:
     """Subclass a stock processor class so that it takes no video processor; images and text behave as in the stock."""
+    if "video_processor" not in inspect.signature(stock.__init__).parameters:
+        return stock
 
     def __init__(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **kw: Any):
         # transformers pairs positional arguments with the subprocessors that this signature names: the None for video,

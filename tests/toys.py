@@ -387,8 +387,8 @@ def forwards(model: nn.Module):
         hook.remove()
 
 
-def tokenizer() -> Any:
-    """Build a byte-level tokenizer with the special tokens at the ids above and a chat template."""
+def tokenizer(**names: str) -> Any:
+    """Build a byte-level tokenizer with the special tokens at the ids above, further named ones, and a chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -401,6 +401,7 @@ def tokenizer() -> Any:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=list(SPECIALS),
+        extra_special_tokens=names,
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -409,19 +410,35 @@ def tokenizer() -> Any:
 def save_target(model: nn.Module, folder: Path) -> Path:
     """Write a target as published checkpoints are: config, safetensors, tokenizer and, for images, preprocessor files."""
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
     family = model.config.model_type
-    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
-        shape = {"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2}
-        size = {"shortest_edge": 16 * 16, "longest_edge": 96 * 96}
-        image = dict(image_processor_type="Qwen2VLImageProcessorFast", size=size, **shape)
-        third = family.startswith("qwen3")
-        kind = "Qwen3VLVideoProcessor" if third else "Qwen2VLVideoProcessor"
-        name = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}.get(family, "Qwen3VLProcessor")
-        (folder / "preprocessor_config.json").write_text(json.dumps(image | {"processor_class": name}))
-        (folder / "video_preprocessor_config.json").write_text(
-            json.dumps(dict(video_processor_type=kind, size=size, processor_class=name, **shape))
-        )
+    named = {"image_token": SPECIALS[IMAGE - 256], "video_token": SPECIALS[VIDEO - 256]}
+    tokenizer(**(named if family in ("glm4v", "paddleocr_vl") else {})).save_pretrained(folder)
+    kinds = {
+        "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor"),
+        "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLVideoProcessor"),
+        "qwen3_vl": ("Qwen3VLProcessor", "Qwen2VLImageProcessorFast", "Qwen3VLVideoProcessor"),
+        "qwen3_vl_moe": ("Qwen3VLProcessor", "Qwen2VLImageProcessorFast", "Qwen3VLVideoProcessor"),
+        "glm4v": ("Glm4vProcessor", "Glm4vImageProcessor", "Glm4vVideoProcessor"),
+        "paddleocr_vl": ("PaddleOCRVLProcessor", "PaddleOCRVLImageProcessor", None),
+        "llava": ("LlavaProcessor", "CLIPImageProcessor", None),
+    }
+    if family not in kinds:
+        return folder
+    processor, image, video = kinds[family]
+    shape = {"patch_size": 8, "temporal_patch_size": 1 if family == "paddleocr_vl" else 2, "merge_size": 2}
+    size = {"shortest_edge": 16 * 16, "longest_edge": 96 * 96}
+    settings = {"image_processor_type": image, "processor_class": processor, "size": size, **shape}
+    if family == "paddleocr_vl":
+        settings |= {"min_pixels": 16 * 16, "max_pixels": 96 * 96}
+    if family == "llava":
+        settings |= {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+        named = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        named |= {"processor_class": processor, "image_token": SPECIALS[IMAGE - 256]}
+        (folder / "processor_config.json").write_text(json.dumps(named))
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    if video:
+        settings = {"video_processor_type": video, "processor_class": processor, "size": size, **shape}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 

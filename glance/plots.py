@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from glance.law import DraftabilityLaw
 from glance.metrics import geomean
-from glance.paths import FIGURES
+from glance.paths import FIGURES, located
 from glance.results import Missing, Results
 from glance.tree import make_tree
 
@@ -278,8 +278,7 @@ def budget_figure(results: Results) -> Figure:
 def time_figure(results: Results) -> Figure:
     """Draw where the time of a round goes, per budget: draft, tree, verify, commit, and what no step accounts for."""
     sweep = results.sweep
-    splits = {n: sweep.split(f"tree-{n}") for n in sweep.budgets}
-    if not splits:
+    if not (splits := {n: sweep.split(f"tree-{n}") for n in sweep.budgets}):
         raise Missing(f"{sweep.folder} has no arm tree-N: run 01-decode with a sweep over budgets first")
     figure = Figure(figsize=(COLUMN_IN, 2.55))
     axes = figure.subplots()
@@ -313,7 +312,7 @@ def tree_pictures(results: Results, words: Any = None, *, cap: int = 40) -> list
     if words is None:
         from transformers import AutoTokenizer
 
-        words = AutoTokenizer.from_pretrained(results.provenance["parameters"]["target"])
+        words = AutoTokenizer.from_pretrained(located(results.provenance["parameters"]["target"]))
     depths: list[int] = []
     for parent in packed["parents"]:
         depths.append(1 if parent < 0 else depths[parent] + 1)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from glance.paths import ROOT
+from glance.paths import ROOT, named
 
 PROMPT_FIELDS = {  # name: type, of one row of prompts.jsonl
     "arm": str,  # "ar", "chain", "tree", "tree15", ...
@@ -207,8 +207,7 @@ def written(paths: str | Path | Iterable[str | Path]) -> Any:
     for path in map(Path, paths):
         data = path.read_bytes()
         count = data.count(b"\n") if path.suffix in (".jsonl", ".json", ".csv", ".md", ".tex") else None
-        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        rows.append({"file": str(name), "rows": count, "bytes": len(data), "sha256": sha256(data)[:8]})
+        rows.append({"file": named(path), "rows": count, "bytes": len(data), "sha256": sha256(data)[:8]})
     return pd.DataFrame(rows, columns=["file", "rows", "bytes", "sha256"]).astype({"rows": "Int64"})
 
 

@@ -22,8 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from glance.attention import GroupedAttention, MaskBuffer
 from glance.cache import PathCache
-from glance.tree import CandidateTree, tree_mask
+from glance.tree import CandidateTree
 
 _TREE_ATTENTION = ("sdpa", "eager")  # what takes an additive (1, 1, q, k) mask unchanged
 
@@ -171,6 +172,8 @@ class Target:
         self.dtype = model.get_input_embeddings().weight.dtype
         self.masked = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
         self.masked = (self.masked or "eager") in _TREE_ATTENTION
+        self._grouped = GroupedAttention(decoder_of(model))
+        self._masks = MaskBuffer(self._grouped.groups, self.dtype, self.device, room)
         self.delta = 0
         self.axes = 0  # 0: position_ids are (1, q); else (A, 1, q)
         self.length = 0
@@ -203,13 +206,15 @@ class Target:
             steps[0, 1:] = torch.from_numpy(tree.tokens)
             steps[1, 1:] = torch.from_numpy(tree.depths)
         steps = steps.to(self.device)
-        output = self.model(
-            input_ids=steps[:1],
-            position_ids=self._rope_positions(steps[1]),
-            attention_mask=self._mask(tree),
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        mask = self._mask(tree)
+        with self._grouped:
+            output = self.model(
+                input_ids=steps[:1],
+                position_ids=self._rope_positions(steps[1]),
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
         self._states = self.kept.take()
         return output.logits[0]
 
@@ -229,9 +234,5 @@ class Target:
         return positions.expand(self.axes, 1, -1) if self.axes else positions
 
     def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
-        """Return the additive mask `(1, 1, N+1, length+N+1)`; None where plain causal order already says it."""
-        if not len(tree) or not self.masked:
-            return None
-        mask = torch.zeros(1, 1, len(tree) + 1, self.length + len(tree) + 1, dtype=self.dtype, device=self.device)
-        mask[..., self.length :] = torch.from_numpy(tree_mask(tree))
-        return mask
+        """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""
+        return self._masks.write(tree, self.length) if len(tree) and self.masked else None

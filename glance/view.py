@@ -82,6 +82,7 @@ _KEY = (
     'accepted</span><span class="w"><span class="key b"></span>bonus{}</span></p>'
 )
 _LEGEND = _KEY.format("drafted, stronger: more probable path", ", the target's own token")
+_KEYS = 'data-lm-suppress-shortcuts="true"'  # else JupyterLab takes the arrow keys; it asks the focused element itself
 _HINT = "Point at a node, or tab to it: what lights up is what it attends to."
 
 
@@ -180,7 +181,7 @@ def decode(rounds: Sequence[Any], words: Any = None, *, prompt: str | None = Non
         go += f'<label class="go{off[1]}" for="{_ID}-{min(i + 1, last)}">next ›</label>'
         checked, said = "" if i else ' checked="checked"', _fact(r)
         steps.append(
-            f'<input type="radio" name="{_ID}" id="{_ID}-{i}"{checked} aria-label="{said}" title="{said}" '
+            f'<input type="radio" name="{_ID}" id="{_ID}-{i}"{checked} {_KEYS} aria-label="{said}" title="{said}" '
             f'style="--a:{r.accepted / longest:.2f}"/><div class="p">{go}{_panel(r, scene)}</div>'
         )
         chunk = f" #{_ID}-{i}:checked~div .c:nth-child"
@@ -189,7 +190,7 @@ def decode(rounds: Sequence[Any], words: Any = None, *, prompt: str | None = Non
     total = f"{n_tokens} tokens in {len(rounds)} rounds, tau {n_tokens / max(1, len(rounds)):.2f}"
     head = _note(visible(prompt, keep=" \n")) if prompt else ""
     text = f"<div>{_stream(rounds, words, labels=True)}</div>"
-    body = f'{head}<div class="d" data-lm-suppress-shortcuts="true">{"".join(steps)}{text}</div>'
+    body = f'{head}<div class="d">{"".join(steps)}{text}</div>'
     body += _note(f"{total}. A bar per round, as high as the number of accepted tokens. {_HINT}")
     css, nodes = _TREE + _LIT + _MASK + _STREAM + _STEP + lit, sorted({i for scene in scenes for i in scene.shown})
     return _view(body, f"{total}\n{_rounds_text(rounds, words)}", css, links=nodes)

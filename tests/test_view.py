@@ -276,6 +276,7 @@ def test_decode_has_a_radio_button_per_round_and_says_tau():
     radios = [e for e in ET.fromstring(one.html).iter("input") if e.get("type") == "radio"]
     assert len(radios) == len(ROUNDS) and [r.get("checked") for r in radios[:2]] == ["checked", None]
     assert len({r.get("name") for r in radios}) == 1
+    assert all(r.get("data-lm-suppress-shortcuts") for r in radios)  # JupyterLab leaves the arrow keys to them
     n_tokens = sum(len(r.committed) for r in ROUNDS)
     assert f"{n_tokens} tokens in {len(ROUNDS)} rounds, tau {n_tokens / len(ROUNDS):.2f}" in one.html
     assert one.text.count("\n") == len(ROUNDS)

@@ -90,9 +90,8 @@ def test_hover_lights_exactly_the_ancestors(show, dark):
         "return [...document.querySelectorAll('.r *')].filter(e => getComputedStyle(e).opacity < 1).map(e => e.tagName)"
     )
     tags = browser.execute_script(faded)
-    assert (
-        tags.count("rect") == 63 + 1 - len(LONG.tree.path(node)) and "g" not in tags
-    )  # faded once, not once per ancestor
+    unlit = 63 + 1 - len(LONG.tree.path(node))  # with the bonus
+    assert tags.count("rect") == unlit and "g" not in tags  # faded once, not once per ancestor
     hover(browser, ".r>rect")
     assert browser.execute_script(LIT) == ["r"]
     hover(browser, ".b>rect")

@@ -8,7 +8,7 @@ over an autoregressive head under matched training, has its place between `width
 
 import functools
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from glance.law import DraftabilityLaw
-from glance.metrics import geomean
+from glance.metrics import Interval, geomean
 from glance.paths import FIGURES, located
 from glance.results import Missing, Results
 from glance.tree import make_tree
@@ -80,7 +80,7 @@ DECILE = ("entropy", "accepted", "low", "high", "at_cap")
 
 
 def look(name: str) -> Look:
-    """Return the look of an arm or a task; one that is not on the lists is grey under its own name."""
+    """Return the look of an arm or a task; grey under its own name where it is not on the lists."""
     return ARMS.get(name) or TASKS.get(name) or Look(name, "#565656", "P", (0, (2, 1)))
 
 
@@ -182,8 +182,12 @@ def _law_panel(axes: Any, name: str, law: Mapping[str, Any], below: float) -> No
 
 
 def _mix(color: str, share: float) -> tuple[float, ...]:
-    """Mix a colour with white: all of it at 1, white at 0."""
     return tuple(1 - share * (1 - c) for c in matplotlib.colors.to_rgb(color))
+
+
+def _bars(intervals: Sequence[Interval]) -> np.ndarray:
+    """Return error bars (2, n); rounding may put an end a hair inside its value."""
+    return np.maximum([[i.value - i.low for i in intervals], [i.high - i.value for i in intervals]], 0)
 
 
 @_styled
@@ -199,8 +203,7 @@ def width_figure(results: Results) -> Figure:
         mid = np.array([tau.value for tau in taus])
         color = _mix(style.color, 0.55) if hatch else style.color
         upper.bar(places + shift, mid, 0.36, label=style.label, color=color, hatch=hatch, edgecolor="white", lw=0)
-        bars = [[t.value - t.low for t in taus], [t.high - t.value for t in taus]]
-        upper.errorbar(places + shift, mid, bars, fmt="none", ecolor="black", elinewidth=0.7)
+        upper.errorbar(places + shift, mid, _bars(taus), fmt="none", ecolor="black", elinewidth=0.7)
         for x, tau in zip(places + shift, taus, strict=True):
             upper.text(x, tau.high, f"{tau.value:.2f}", ha="center", va="bottom", fontsize=5.5)
     upper.axhline(1, color="black", ls=ARMS["ar"].dash, lw=0.8, label=ARMS["ar"].label)
@@ -212,8 +215,7 @@ def width_figure(results: Results) -> Figure:
     lower.axhline(pooled.value, color="black", lw=0.7, ls=(0, (4, 2)), label=f"all tasks: {pooled.value:.2f}x")
     for x, task in zip(places, results.tasks, strict=True):
         ratio, style = results.tau_ratio("tree", "chain", [task]), look(task)
-        bars = [[ratio.value - ratio.low], [ratio.high - ratio.value]]
-        lower.errorbar(x, ratio.value, bars, fmt=style.marker, color=style.color, elinewidth=0.8)
+        lower.errorbar(x, ratio.value, _bars([ratio]), fmt=style.marker, color=style.color, elinewidth=0.8)
         box = {"facecolor": "white", "alpha": 0.85, "pad": 0.3, "lw": 0}
         lower.text(x, ratio.high, f"{ratio.value:.2f}x", ha="center", va="bottom", fontsize=5.5, bbox=box)
     lower.set(ylabel="tree / chain", xticks=places, xticklabels=[look(task).label for task in results.tasks])
@@ -280,8 +282,7 @@ def time_figure(results: Results) -> Figure:
     sweep = results.sweep
     if not (splits := {n: sweep.split(f"tree-{n}") for n in sweep.budgets}):
         raise Missing(f"{sweep.folder} has no arm tree-N: run 01-decode with a sweep over budgets first")
-    figure = Figure(figsize=(COLUMN_IN, 2.55))
-    axes = figure.subplots()
+    axes = (figure := Figure(figsize=(COLUMN_IN, 2.55))).subplots()
     places, floor = np.arange(len(splits)), np.zeros(len(splits))
     for step, (label, color, hatch) in STEPS.items():
         heights = np.array([split[step] for split in splits.values()])
@@ -299,8 +300,7 @@ def time_figure(results: Results) -> Figure:
 def tree_pictures(results: Results, words: Any = None, *, cap: int = 40) -> list[Figure]:
     """Draw one recorded round whose walk left the draft's first choices; [] where the run kept no trees.
 
-    Args:
-        words: as in `glance.view`; None reads the tokenizer of the run's target.
+    `words` is as in `glance.view`; None reads the tokenizer of the run's target.
     """
     from glance.view import tree_figure
 

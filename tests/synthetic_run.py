@@ -1,11 +1,11 @@
 """A made-up run folder, for tests of what reads one: written through glance.rounds' own writers, never kept in the repo."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from glance.rounds import Run, pack_tree, provenance, repeated_share, round_row, sha256, write_json
-from glance.session import Round
 from glance.summary import main_table
 from glance.tasks import TASKS
 from glance.tree import build_budget_tree
@@ -133,24 +133,8 @@ def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
     verify = AR_MS * cheap * _verify(budget, faster) * noise
     ms = {"draft": DRAFT_MS * cheap * (budget > 0), "tree": 0.05 + 0.006 * budget, "verify": verify, "commit": 0.15}
     tree = [None] * budget
-    cut = kept < accepted + 1
-    return Round(
-        index,
-        90,
-        0,
-        tree,
-        min(accepted, kept),
-        [],
-        None,
-        [0] * kept,
-        [],
-        entropy,
-        cut,
-        False,
-        ms,
-        np.empty(0),
-        np.empty(0),
-    )
+    facts = {"entropy": entropy, "accepted": min(accepted, kept), "committed": [0] * kept, "tree": tree, "ms": ms}
+    return SimpleNamespace(index=index, truncated=kept < accepted + 1, extended=False, **facts)
 
 
 def packed_round(seed=0):
@@ -167,6 +151,7 @@ def packed_round(seed=0):
     for at, node in zip([-1, *path], path, strict=False):
         choices[at + 1] = int(tree.tokens[node])
     committed = [*tree.tokens[path].tolist(), 99]
-    ms = dict.fromkeys(("draft", "tree", "verify", "commit"), 1.0)
-    report = Round(1, 90, 7, tree, len(path), path, 99, committed, choices, 0.2, False, False, ms, top_ids, logps)
+    facts = {"index": 1, "start": 90, "root": 7, "tree": tree, "path": path, "accepted": len(path), "bonus": 99}
+    facts |= {"committed": committed, "choices": choices, "entropy": 0.2, "truncated": False, "extended": False}
+    report = SimpleNamespace(**facts, ms=dict.fromkeys(("draft", "tree", "verify", "commit"), 1.0))
     return round_row(report, arm="tree", task="docvqa", prompt=1, warmup=False) | {"tree": pack_tree(report)}

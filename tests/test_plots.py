@@ -14,6 +14,7 @@ import synthetic_run
 from glance import plots, rounds, tables
 from glance.fit import fit_law
 from glance.metrics import drop_warmup
+from glance.paths import NOTEBOOKS
 from glance.results import MADE_BY, Missing, Results
 from glance.rounds import write_json
 
@@ -250,3 +251,32 @@ def test_written_tabulates_files(tmp_path):
 def test_another_run_never_overwrites_the_figures_of_the_default_one():
     assert plots.figures_folder("pocket") == plots.FIGURES
     assert plots.figures_folder("quick") == plots.FIGURES / "quick"
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("03-fit", ["law.json"]), ("04-plots", ["claims.md", "table-main.tex", "table-audit.csv", "law.pdf", "time.svg"])],
+)
+def test_notebooks_write_their_files(folder, tmp_path, name, files):
+    shutil.copytree(folder, tmp_path / "run")
+    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    state = {"display": lambda *_: None}
+    for number, cell in enumerate(code):
+        exec(compile(cell, f"{name}[{number}]", "exec"), state)
+        if number == 0:
+            state["run"] = str(tmp_path / "run")  # an absolute run keeps its figures beside its rows
+    for file in files:
+        assert (tmp_path / "run" / file).stat().st_size
+
+
+@pytest.mark.parametrize("name", ["03-fit", "04-plots"])
+def test_notebooks_are_clean_and_short(name):
+    notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
+    assert [cell["id"] for cell in notebook["cells"]] == [str(i) for i in range(len(notebook["cells"]))]
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            assert len(cell["source"]) <= 12 and "def " not in source and "class " not in source and "../" not in source
+    assert not notebook["metadata"].get("papermill")

@@ -59,7 +59,7 @@ PAGES = {"chartqa": 1.0, "docvqa": 1.2, "infovqa": 1.0, "textvqa": 0.9, "caption
 PLAN = (
     Stage("vision", STRIPS, 48, 2000, 2e-3, 2e-3, 2e-3, language=False),
     Stage("transcription", STRIPS, 48, 500, 1e-3, 2e-3, 1e-3, floor=0.5),
-    Stage("tasks", PAGES, 32, 3400, 1e-3, 2e-3, 1e-3, cells_weight=0.3, floor=0.01),
+    Stage("tasks", PAGES, 32, 2000, 1e-3, 2e-3, 1e-3, cells_weight=0.3, floor=0.01),
 )
 
 

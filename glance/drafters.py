@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from glance.cache import PathCache
-from glance.head import block_logits, check_pair, embed_block
+from glance.head import block_logits, check_head, check_pair, embed_block
 from glance.target import Target
 from glance.tree import CandidateTree, build_budget_tree
 
@@ -67,6 +67,7 @@ class BlockDrafter:
     chain: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        check_head(self.head)
         for name in ("budget", "extend_budget"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -131,7 +132,8 @@ class BlockDrafter:
         self._cache.truncate(place)
         logits = block_logits(head, model, hidden)[0].float()  # (B-1, V)
         if self.chain and hasattr(head, "propose"):  # a head with its own way through the block: dflash's second kind
-            top_ids = head.propose(hidden, ids[:, 0], model.get_output_embeddings(), 0.0)[0].T  # (B-1, 1)
+            anchor = ids[:, len(known) - 1]
+            top_ids = head.propose(hidden, anchor, model.get_output_embeddings(), 0.0)[0].T  # (B-1, 1)
             top_logits = logits.gather(-1, top_ids)
         else:
             top_logits, top_ids = logits.topk(min(self.branch_k, logits.shape[-1]), dim=-1)  # (B-1, K)

@@ -74,7 +74,11 @@ def load_block_head(
             f"{path}: the config has no mask_token_id (in dflash_config or beside it), so no block can be filled"
         )
     head, report = kind.from_pretrained(
-        path, dtype=dtype or default_dtype(device), use_safetensors=True, output_loading_info=True
+        path,
+        dtype=dtype or default_dtype(device),
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # reported below, with the folder's name
+        output_loading_info=True,
     )
     wrong = {key: sorted(map(str, report[key]))[:3] for key in ("missing_keys", "mismatched_keys") if report.get(key)}
     if wrong:
@@ -90,6 +94,15 @@ def head_setting(config: Any, name: str, default: Any = None) -> Any:
     return inner.get(name, getattr(config, name, default))
 
 
+def check_head(head: Any) -> None:
+    """Refuse what is not a block head: the three facts that drafting rests on must be there."""
+    for name in ("block_size", "mask_token_id", "target_layer_ids"):
+        if getattr(head, name, None) is None:
+            raise ValueError(f"the head ({type(head).__name__}) has no {name}; a block head needs one")
+    if head.block_size < 2:
+        raise ValueError(f"the head's block_size is {head.block_size}; it must be at least 2")
+
+
 def check_pair(head: Any, model: nn.Module) -> None:
     """Refuse a head that does not fit the target, naming everything that does not.
 
@@ -100,16 +113,12 @@ def check_pair(head: Any, model: nn.Module) -> None:
     wrong = []
     n_layers, rows = len(decoder_layers(model)), model.get_input_embeddings().weight.shape[0]
     width = model.get_input_embeddings().weight.shape[1]
-    for name in ("block_size", "mask_token_id", "target_layer_ids"):
-        if getattr(head, name, None) is None:
-            raise ValueError(f"the head ({type(head).__name__}) has no {name}; a block head needs one")
+    check_head(head)
     outside = [i for i in head.target_layer_ids if not 0 <= i < n_layers]
     if outside:
         wrong.append(f"target_layer_ids {outside} are outside the target's layers 0..{n_layers - 1}")
     if not 0 <= head.mask_token_id < rows:
         wrong.append(f"mask_token_id {head.mask_token_id} is outside the target's {rows} embedding rows")
-    if head.block_size < 2:
-        wrong.append(f"block_size is {head.block_size}; it must be at least 2")
     config = getattr(head, "config", None)
     if getattr(config, "hidden_size", width) != width:
         wrong.append(f"hidden_size {config.hidden_size} is not the target's {width}")
@@ -118,9 +127,9 @@ def check_pair(head: Any, model: nn.Module) -> None:
             f"it reads {head.fc.in_features} features, {len(head.target_layer_ids)} kept layers give "
             f"{len(head.target_layer_ids) * width}"
         )
-    # Padded embedding tables differ by their padding; a tokenizer of another size differs by more than the table can hold.
-    if config is not None and getattr(config, "vocab_size", rows) > rows:
-        wrong.append(f"vocab_size {config.vocab_size} is larger than the target's {rows} embedding rows")
+    known = {rows, model.config.get_text_config(decoder=True).vocab_size}  # a resized table may be padded further
+    if getattr(config, "vocab_size", rows) not in known:
+        wrong.append(f"vocab_size {config.vocab_size} is not the target's {' or '.join(map(str, sorted(known)))}")
     if config is not None and head_setting(config, "kept_state", "layer_output") != "layer_output":
         wrong.append(f"kept_state {head_setting(config, 'kept_state')!r} is not 'layer_output', the convention here")
     if wrong:

@@ -14,6 +14,7 @@ Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
 """
 
 import warnings
+from math import isfinite
 from typing import Any
 
 import torch
@@ -180,17 +181,26 @@ def greedy_generate(
     clock.open("legacy")
     inputs = (positions or StreamPositions()).prefill_inputs(target, input_ids)
     logits = target(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
-    stream = Stream(input_ids, [int(logits[0, -1].argmax())], stops, settings)
+    stream = Stream(input_ids, [_argmax(logits)], stops, settings)
     clock.open("decode_only")
     position = inputs["position_ids"].amax(-1, keepdim=True).max() * torch.ones_like(inputs["position_ids"][..., :1])
     while not stream.finish:
         position = position + 1  # on every axis, one past the furthest so far
         step = torch.tensor([stream.tokens[-1:]], device=input_ids.device)
         logits = target(step, position_ids=position, past_key_values=cache, use_cache=True).logits
-        stream.commit([int(logits[0, -1].argmax())])
+        stream.commit([_argmax(logits)])
     n = len(stream.tokens)
     stats = Stats(n, stream.finish, [], n - 1, settings.timing, clock.close())
     return (stream.ids(), stats) if return_stats else stream.ids()
+
+
+def _argmax(logits: torch.Tensor) -> int:
+    """Return the last row's argmax of `(1, q, V)`, in one transfer to the host; refuse a row that is not finite."""
+    top, token = logits[0, -1].max(-1)
+    top, token = torch.stack([top.float(), token.float()]).tolist()  # ids are exact in float32 below 2**24
+    if not isfinite(top):
+        raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
+    return int(token)
 
 
 def stop_ids(model: nn.Module, stop_token_ids: Any = None) -> frozenset[int]:
@@ -211,6 +221,8 @@ def _checked_prompt(input_ids: Any, model: nn.Module) -> torch.Tensor:
         raise ValueError(f"input_ids must be one prompt, (1, P) or (P,), got shape {tuple(input_ids.shape)}")
     if input_ids.shape[1] == 0:
         raise ValueError("input_ids is empty: a prompt has at least one token")
+    if input_ids.is_floating_point():
+        raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
     rows = model.get_input_embeddings().weight.shape[0]
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= rows:
         raise ValueError(f"input_ids must lie in 0..{rows - 1}, got {int(input_ids.min())}..{int(input_ids.max())}")

@@ -174,7 +174,8 @@ class Choice:
             scores = logits
             for warper in self._warpers:
                 scores = warper(None, scores)
-            ids = torch.multinomial(scores.softmax(-1), 1, generator=self._settings.generator)[:, 0]
+            probs = scores.softmax(-1).nan_to_num(1.0)  # rows that are not finite are refused below, not by multinomial
+            ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
         packed = torch.cat([ids.float(), top, entropy[None]]).tolist()  # ids are exact in float32 below 2**24
         n = len(logits)
         if not np.isfinite(packed[n : 2 * n]).all():

@@ -55,7 +55,7 @@ class VisionPositions:
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any]) -> "VisionPositions":
         """Take what a processor returned, whatever its family names it."""
-        known = ("pixel_values", "image_grid_thw", "mm_token_type_ids", "input_ids", "attention_mask", "token_type_ids")
+        known = ("pixel_values", "image_grid_thw", "mm_token_type_ids", "input_ids", "attention_mask")
         return cls(
             inputs.get("pixel_values"),
             inputs.get("image_grid_thw"),
@@ -74,10 +74,14 @@ class VisionPositions:
             name: value.to(input_ids.device) if isinstance(value, torch.Tensor) else value
             for name, value in self.inputs.items()
         }
+        if "token_type_ids" not in inspect.signature(model.forward).parameters:
+            inputs.pop(
+                "token_type_ids", None
+            )  # Gemma 3 sees an image's tokens all at once by it; others make it by habit
         base = getattr(model, "model", model)
         grids = {name: inputs[name] for _, name, _ in KINDS.values() if name in inputs}
         if not hasattr(base, "get_rope_index") or not grids:
-            if self.inputs:
+            if inputs:
                 return {"position_ids": torch.arange(input_ids.shape[1], device=input_ids.device)[None], **inputs}
             return StreamPositions().prefill_inputs(model, input_ids)
         accepted = inspect.signature(base.get_rope_index).parameters
@@ -112,6 +116,8 @@ class VisionPositions:
                     f"{told} and {0 if given is None else len(given)} rows of {pixels}: "
                     "both or neither must be there (did the processor see the image and the chat template?)"
                 )
+            if given is not None and grids is None and hasattr(getattr(model, "model", model), "get_rope_index"):
+                raise ValueError(f"{pixels} came without {grid}, which this family needs to place its {kind} tokens")
             if grids is None or given is None:
                 continue
             vision = getattr(model.config, "vision_config", None)

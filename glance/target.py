@@ -128,11 +128,11 @@ def check_verifiable(model: nn.Module, *, reach: int, chain: bool = False) -> No
     """
     config = model.config.get_text_config(decoder=True)
     name = type(model).__name__
-    layer_types = getattr(config, "layer_types", None) or []
+    layer_types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []  # GPT-Neo
     window = getattr(config, "sliding_window", None)
     if not layer_types and window and getattr(config, "use_sliding_window", True):
         layer_types = ["sliding_attention"]
-    known = {"full_attention", "sliding_attention"}
+    known = {"full_attention", "global", "sliding_attention"}
     strange = sorted({kind for kind in layer_types if kind not in known})
     if strange or getattr(model, "_is_stateful", False):
         raise ValueError(
@@ -150,8 +150,9 @@ def check_verifiable(model: nn.Module, *, reach: int, chain: bool = False) -> No
             f"attn_implementation={attention!r} takes no tree mask: load the target with 'sdpa' or 'eager' "
             "(a chain needs no mask: chain_generate still runs)"
         )
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ValueError(f"{name}.forward takes no position_ids, so nodes of equal depth cannot share a position")
+    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
+        why = "biases attention by place (alibi)" if getattr(config, "alibi", False) else "takes no position_ids"
+        raise ValueError(f"{name}.forward {why}, so nodes of equal depth cannot share a position")
 
 
 class Target:

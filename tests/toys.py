@@ -77,6 +77,7 @@ def text_target(family: str = "qwen3", *, seed: int = 0, attention: str = "sdpa"
         settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     else:
         settings = TEXT | ({"head_dim": 8} if family in ("qwen3", "gemma2") else {})
+        settings["tie_word_embeddings"] = False
     config = {
         "qwen3": transformers.Qwen3Config,
         "qwen2": transformers.Qwen2Config,
@@ -161,11 +162,18 @@ def vision_config(family: str, **changes: Any) -> Any:
         return transformers.Idefics3Config(
             text_config=text, vision_config=vision, image_token_id=IMAGE, scale_factor=2, tie_word_embeddings=False
         )
+    if family == "gemma3":
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision |= {"image_size": 32, "patch_size": 8}
+        settings = {"image_token_index": IMAGE, "boi_token_index": VISION_START, "eoi_token_index": VISION_END}
+        settings |= {"mm_tokens_per_image": 4, "tie_word_embeddings": False}
+        text = TEXT | {"head_dim": 8, "sliding_window": 512, "tie_word_embeddings": False} | changes
+        return transformers.Gemma3Config(text_config=text, vision_config=vision, **settings)
     raise KeyError(family)
 
 
 MROPE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm_ocr", "paddleocr_vl")
-PLAIN_FAMILIES = ("llava", "idefics3")
+PLAIN_FAMILIES = ("llava", "idefics3", "gemma3")
 
 
 def vision_target(family: str = "qwen3_vl", *, seed: int = 0, attention: str = "sdpa", **changes: Any) -> nn.Module:
@@ -215,15 +223,17 @@ def vision_prompt(
     family, vision = model.config.model_type, getattr(model.config, "vision_config", None)
     text = lambda n: torch.randint(256, (n,), generator=rng).tolist()  # noqa: E731
     ids = text(3)
-    per_image = {"llava": 16, "idefics3": 4}.get(family)
+    per_image = {"llava": 16, "idefics3": 4, "gemma3": 4}.get(family)
     for height, width in grids:
         ids += [VISION_START] + [IMAGE] * (per_image or height * width) + [VISION_END] + (text(2) if apart else [])
     ids = torch.tensor([ids + text(4)])
     inputs: dict[str, Any] = {}
     delta = 0
     if grids and per_image:
-        shape = (len(grids), 3, 32, 32) if family == "llava" else (1, len(grids), 3, 32, 32)
+        shape = (1, len(grids), 3, 32, 32) if family == "idefics3" else (len(grids), 3, 32, 32)
         inputs["pixel_values"] = torch.randn(shape, generator=rng)
+        if family == "gemma3":  # by these an image's tokens see each other in the prefill
+            inputs["token_type_ids"] = (ids == IMAGE).long()
     elif grids:
         merge = vision.spatial_merge_size
         inputs["image_grid_thw"] = torch.tensor([[1, h * merge, w * merge] for h, w in grids])

@@ -9,6 +9,7 @@ NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
 RUNS = DATA / "runs"
 PAPER = DATA / "paper"
+KEPT = DATA / "results"
 POCKET = DATA / "pocket"
 
 

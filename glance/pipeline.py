@@ -109,7 +109,7 @@ def execute(plan: Sequence[tuple[str, Mapping[str, Any]]], *, say: Any = print) 
                 source = str(NOTEBOOKS / f"{notebook}.ipynb")
                 pool.submit(papermill.execute_notebook, source, str(executed), dict(parameters), **settings).result()
         except PapermillExecutionError as error:
-            kinds = {"NotLossless": NotLossless, "ValueError": ValueError}
+            kinds = {"NotLossless": NotLossless, "ValueError": ValueError, "Missing": ValueError}
             raise kinds.get(error.ename, NotebookFailed)(f"{notebook}: {error.evalue} (see {executed})") from None
         finally:
             if executed.exists():

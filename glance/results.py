@@ -15,7 +15,7 @@ import numpy as np
 
 from glance import metrics
 from glance.metrics import Interval
-from glance.paths import PAPER
+from glance.paths import KEPT, PAPER
 from glance.rounds import read_rows
 from glance.tasks import TASKS
 
@@ -172,6 +172,17 @@ class Results:
         if name not in self.law["laws"]:
             raise Missing(f"{self.folder / 'law.json'} has no law of {name}; it has {', '.join(self.law['laws'])}")
         return self.law["laws"][name]
+
+    def keep(self, folder: str | Path = KEPT) -> list[Path]:
+        """Copy the small result files into the repository's keeping, so that a change of a number is a visible diff."""
+        names = [name for name in (*MADE_BY, "sweep/main_table.json") if name.endswith(".json")]
+        kept = []
+        for name in names:
+            path = Path(folder) / self.folder.name / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((self.folder / name).read_bytes())
+            kept.append(path)
+        return kept
 
     def _table(self, arm: str, tasks: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
         """Return per prompt: ms, tokens, tokens after the first, rounds; and its task."""

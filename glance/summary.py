@@ -105,3 +105,22 @@ def table_text(table: Mapping[str, Any]) -> str:
             f"{row['identical']}/{row['n']}{mark}"
         )
     return "\n".join(lines)
+
+
+def short_table(table: Mapping[str, Any]) -> str:
+    """Return a main table as the README shows it: a row per task in markdown, chain and tree side by side."""
+    lines = [
+        "| task | entropy (nats) | tau chain | tau tree | speedup chain | speedup tree | identical to greedy |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    cells = {(row["task"], row["arm"]): row for row in table["rows"]}
+    cells |= {("all", row["arm"]): {"entropy": None, **row} for row in table["pooled"]}
+    for task in dict.fromkeys(task for task, _ in cells):
+        chain, tree = cells[task, "chain"], cells[task, "tree"]
+        entropy = "" if chain["entropy"] is None else f"{chain['entropy']:.2f}"
+        speeds = (
+            f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]" for row in (chain, tree)
+        )
+        same = f"{chain['identical'] + tree['identical']} of {chain['n'] + tree['n']}"
+        lines.append(f"| {task} | {entropy} | {chain['tau']:.2f} | {tree['tau']:.2f} | {' | '.join(speeds)} | {same} |")
+    return "\n".join(lines)

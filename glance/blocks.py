@@ -47,9 +47,7 @@ class TrainSettings:
     warmup: int = setting(80, "steps of linear warm-up; then a cosine")
     reveal: float = setting(0.1, "share of steps whose blocks begin with revealed tokens")
     decay: float = setting(7.0, "offset k weighs exp(-(k-1) / decay)")
-    scout: float = setting(
-        0.0, "weight of the scout's loss: the middle layer foresees the target's state, see blocks.py"
-    )
+    scout: float = setting(0.0, "weight of the scout's loss, which teaches the middle layer where to look")
     clip: float = setting(1.0, "largest norm of the gradient")
     bf16: bool = setting(True, "train in bfloat16 autocast, and read states in bfloat16")
     minutes: float = setting(math.inf, "end the schedule after this long, if steps do not end it sooner")
@@ -232,15 +230,16 @@ def block_loss(
     logits = block_logits(head, target, hidden[labelled]).float()
     losses = F.cross_entropy(logits, blocks.labels.flatten(1)[labelled], reduction="none")
     if scout is not None:
-        before = (blocks.anchors[..., None] + torch.arange(blocks.ids.shape[-1], device=hidden.device) - 1).flatten(1)
-        width = hidden.shape[-1]
-        wanted = blocks.states[..., :width].gather(
-            1, before.clamp(max=blocks.states.shape[1] - 1)[..., None].expand(-1, -1, width)
-        )
-        losses = losses + settings.scout * (
-            1
-            - F.cosine_similarity(
-                scout(F.rms_norm(middle[0][labelled], (width,))).float(), wanted[labelled].float(), dim=-1
-            )
-        )
+        losses = losses + settings.scout * _scout_losses(scout, middle[0], blocks)[labelled]
     return (losses * weights).sum() / weights.sum()
+
+
+def _scout_losses(scout: nn.Module, middle: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Return 1 - cosine between what the scout makes of each row and the target's state one place before it `(n, A * S)`."""
+    n, length, _ = blocks.states.shape
+    width = middle.shape[-1]
+    before = blocks.anchors[..., None] + torch.arange(blocks.ids.shape[-1], device=middle.device) - 1
+    before = before.view(n, -1, 1).clamp(0, length - 1).expand(-1, -1, width)
+    wanted = blocks.states[..., :width].gather(1, before)
+    foreseen = scout(F.rms_norm(middle.float(), (width,)))
+    return 1 - F.cosine_similarity(foreseen.float(), wanted.float(), dim=-1)

@@ -120,6 +120,16 @@ def describe_training(training: dict) -> str:
     return tabulate(head, rows)
 
 
+def describe_replanning(training: dict) -> str:
+    """Say which stages were begun with another length than they had in the end ("" where none was)."""
+    return "".join(
+        f" Stage {stage['name']} was begun with {stage['first_planned_steps']:,} steps planned; its length, and with it the"
+        f" fall of the learning rate, was set to {stage['steps']:,} on the way."
+        for stage in training["stages"]
+        if "first_planned_steps" in stage
+    )
+
+
 def summarise_log(log: Path, plan: list[dict]) -> dict:
     """Summarise a training log: seconds and last losses of each stage of the plan."""
     rows = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
@@ -127,42 +137,27 @@ def summarise_log(log: Path, plan: list[dict]) -> dict:
     for stage in plan:
         last = [row for row in rows if row["stage"] == stage["name"]][-1]
         losses = {name: last[name] for name in ("language", "pointer", "characters", "things") if name in last}
-        stages.append({**stage, "seconds": last["seconds"] - before, "losses": losses})
+        first = next(row for row in rows if row["stage"] == stage["name"])["of"]
+        replanned = {} if first == stage["steps"] else {"first_planned_steps": first}
+        stages.append({**stage, **replanned, "seconds": last["seconds"] - before, "losses": losses})
         before = last["seconds"]
     return {"seconds": before, "stages": stages}
 
 
-def write_card(data: Path, parameters: int) -> str:
-    """Write `CARD.md` from `evaluation.json` and `training.json` of the pocket's data folder and return it."""
-    evaluation = json.loads((data / "evaluation.json").read_text())
-    training = json.loads((data / "training.json").read_text())
+def describe_reading(evaluation: dict) -> str:
+    """Return the card's section of measurements."""
     tasks, seen = evaluation["eval"], evaluation.get("seen", {})
     caption, sign = tasks["caption"]["all"], tasks["textvqa"]["all"]
     names = sorted(tasks, key=lambda task: -tasks[task]["entropy_nats"])
     order = " > ".join(f"{task} {show(tasks[task]['entropy_nats'])}" for task in names)
-    hashes = "\n".join(f"- `{name}` {value}" for name, value in list_hashes(data).items())
-    text = f"""# The pocket target
-
-A vision-language model of {parameters:,} parameters that reads rendered pages, made so that everything here runs on a laptop
-without a download. It is transformers' own `Qwen3VLForConditionalGeneration`, trained from nothing by `glance.pocket` on
-pages that `glance.pocket.render` draws. Every figure below was measured on the files in this folder
-(`glance pocket evaluate`); this page is written by `glance.pocket.card`.
-
-## What it reads
-Five tasks that mirror the paper's. Each page is 256 x 192 px (48 image tokens), in one of {len(FONTS)} faces
-({", ".join(FONTS)}: DejaVu, as matplotlib ships it), 13 px to 24 px, at arbitrary pixel offsets. Page words are spelt
-character by character, so any word can be read; the words of the answers' own sentences are one token each. Values are
-transcribed first and then said again; a look-up names the asked value in that sentence. `eval/` holds words that training
-never saw: {len(read_list("held"))} real words and the pseudo-words whose CRC-32 is divisible by 16; `seen/` has words of the
-training lexicon ({len(read_list("train")):,} real words and the other pseudo-words) on pages that training did not draw.
-
-## How well (words never seen in training)
+    return f"""## How well (words never seen in training)
 {tabulate_tasks(tasks)}
 
 Textvqa: word list character error {show(sign["word_list_error"])}, word list exact {show(sign["word_list_exact"], 3)},
 colour named right {show(sign["colour_exact"], 3)}. Captions: {caption["mentions"]} colour+shape mentions, in the scene
 {show(caption["grounded"], 3)}, right in size and place too {show(caption["fitting"], 3)}, repeats
 {show(caption["repeats"], 3)}, shapes left out {show(caption["missed"], 3)}. Entropy from most to least free: {order}.
+Where an answer may be phrased in several ways (docvqa, infovqa, textvqa), the error is counted against the nearest one.
 
 ### Asked for and measured
 {check_limits(tasks)}
@@ -178,26 +173,55 @@ colour named right {show(sign["colour_exact"], 3)}. Captions: {caption["mentions
 
 ### Words of the training lexicon, for comparison
 {tabulate_tasks(seen)}
+"""
 
-Where an answer may be phrased in several ways (docvqa, infovqa, textvqa), the error is counted against the nearest phrasing.
 
-## How it was trained
+def describe_making(training: dict) -> str:
+    """Return the card's section on training."""
+    return f"""## How it was trained
 {describe_training(training)}
 
-In all {training["seconds"] / 60:.0f} minutes on two CPU cores, seed {training["seed"]}. Throw-away heads taught the cells
-their characters and colours, and pointed each answer token to the place on the page that it comes from; they are not shipped.
-The pointer reads the state after language layer {POINTER_LAYER} (counted from 0), and heads of layers {READING_LAYERS[0]} and
-{READING_LAYERS[1]} were taught to attend there. Deepstack is added after layer 0 only, so for every layer from 1 on the
-kept state equals the next layer's input; a block head does well to keep layer {POINTER_LAYER}.
+In all {training["seconds"] / 60:.0f} minutes on two CPU cores that had other work too, seed {training["seed"]}.
+{describe_replanning(training)}
 
+Throw-away heads taught the cells their characters and colours, and pointed each answer token to the place on the page
+that it comes from; they are not shipped. The pointer reads the state after language layer {POINTER_LAYER} (counted from 0),
+and heads of layers {READING_LAYERS[0]} and {READING_LAYERS[1]} were taught to attend there. Deepstack is added after layer 0
+only, so from layer 1 on a kept state equals the next layer's input; a block head does well to keep layer {POINTER_LAYER}.
+"""
+
+
+def write_card(data: Path, parameters: int) -> str:
+    """Write `CARD.md` from `evaluation.json` and `training.json` of the pocket's data folder and return it."""
+    evaluation = json.loads((data / "evaluation.json").read_text())
+    training = json.loads((data / "training.json").read_text())
+    hashes = "\n".join(f"- `{name}` {value}" for name, value in list_hashes(data).items())
+    text = f"""# The pocket target
+
+A vision-language model of {parameters:,} parameters that reads rendered pages, made so that everything here runs on a
+laptop without a download. It is transformers' own `Qwen3VLForConditionalGeneration`, trained from nothing by
+`glance.pocket` on pages that `glance.pocket.render` draws. Every figure below was measured on the files in this folder
+(`glance pocket evaluate`); this page is written by `glance.pocket.card`.
+
+## What it reads
+Five tasks that mirror the paper's. Each page is 256 x 192 px (48 image tokens), in one of {len(FONTS)} faces
+({", ".join(FONTS)}: DejaVu, as matplotlib ships it), 13 px to 24 px, at arbitrary pixel offsets. Page words are spelt
+character by character, so any word can be read; the words of the answers' own sentences are one token each. Values are
+transcribed first and then said again; a look-up names the asked value in that sentence. `eval/` holds words that
+training never saw: {len(read_list("held"))} real words and the pseudo-words whose CRC-32 is divisible by 16; `seen/` has
+words of the training lexicon ({len(read_list("train")):,} real words and the other pseudo-words) on pages that training
+did not draw.
+
+{describe_reading(evaluation)}
+{describe_making(training)}
 ## What it cannot do
 It reads pages like these and nothing else: no photographs, no handwriting, no other size of image, no question that is not
 one of the tasks' own. It does not compare or add: a look-up is found in what it has just transcribed. Captions name eight
 colours and four shapes.
 
 ## Licences
-Weights, pages and code: the project's own. Words: a cut of SCOWL (Debian's `wamerican`), `words/COPYRIGHT`; offensive words
-were taken out. Fonts are matplotlib's and are not shipped here.
+Weights, pages and code: the project's own. Words: a cut of SCOWL (Debian's `wamerican`), `words/COPYRIGHT`; offensive
+words were taken out. Fonts are matplotlib's and are not shipped here.
 
 ## Hashes (sha256; of a folder: over its files' names and hashes)
 {hashes}

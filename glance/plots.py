@@ -68,7 +68,6 @@ STYLE = {
     "lines.linewidth": 1.1,
     "lines.markersize": 3.6,
     "hatch.linewidth": 0.4,
-    "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
@@ -134,7 +133,7 @@ def law_figure(results: Results) -> Figure:
     if not shown:
         raise Missing(f"{results.folder / 'law.json'} has no deciles: every round was truncated")
     n_rows = (len(laws) + 2) // 3
-    figure = Figure(figsize=(PAGE_IN, 0.6 + 1.6 * n_rows))
+    figure = Figure(figsize=(PAGE_IN, 0.6 + 1.6 * n_rows), layout="constrained")
     grid = figure.subplots(n_rows, 3, sharex=True, sharey=True, squeeze=False).ravel()
     right, top = (1.08 * max(max(d[key]) for d in shown) for key in ("entropy", "high"))
     cap = results.law["cap"]
@@ -194,7 +193,7 @@ def _bars(intervals: Sequence[Interval]) -> np.ndarray:
 def width_figure(results: Results) -> Figure:
     """Figure (b): one head, drafting a chain of width 1 or a wide tree; tau per task, and the ratio with its interval."""
     results.require("chain", "tree")
-    figure = Figure(figsize=(COLUMN_IN, 3.0))
+    figure = Figure(figsize=(COLUMN_IN, 3.0), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1.15))
     places = np.arange(len(results.tasks))
     for arm, shift in (("chain", -0.19), ("tree", 0.19)):
@@ -242,7 +241,7 @@ def budget_figure(results: Results) -> Figure:
     taus = {task: [sweep.tau(f"tree-{n}", [task]).value for n in known] for task in sweep.tasks}
     cost = np.array([((costs["draft_ms"] if n else 0) + verify[n]) / costs["ar_ms"] for n in known])
     mean_tau = np.array([geomean(column) for column in zip(*taus.values(), strict=True)])
-    figure = Figure(figsize=(PAGE_IN, 2.5))
+    figure = Figure(figsize=(PAGE_IN, 2.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     style = look("tree")
     values = np.array([m.value for m in measured])
@@ -250,7 +249,7 @@ def budget_figure(results: Results) -> Figure:
     left.plot(x, values, color=style.color, marker=style.marker, label="measured, with 95% interval")
     left.plot(x, mean_tau / cost, color="black", ls=(0, (4, 2)), marker="x", label=BOUND)
     left.axhline(1, color=ARMS["ar"].color, lw=0.8)
-    left.set_ylim(0, 1.22 * max(values.max(), (mean_tau / cost).max()))
+    left.set_ylim(0, 1.22 * max(1, values.max(), (mean_tau / cost).max()))
     left.axhspan(0, 1, color="0.94", lw=0, zorder=0)
     left.text(x[-1], 0.05, "slower than plain greedy decoding", ha="right", va="bottom", color="0.4", fontsize=6)
     best = int(values.argmax())
@@ -282,7 +281,7 @@ def time_figure(results: Results) -> Figure:
     sweep = results.sweep
     if not (splits := {n: sweep.split(f"tree-{n}") for n in sweep.budgets}):
         raise Missing(f"{sweep.folder} has no arm tree-N: run 01-decode with a sweep over budgets first")
-    axes = (figure := Figure(figsize=(COLUMN_IN, 2.55))).subplots()
+    axes = (figure := Figure(figsize=(COLUMN_IN, 2.55), layout="constrained")).subplots()
     places, floor = np.arange(len(splits)), np.zeros(len(splits))
     for step, (label, color, hatch) in STEPS.items():
         heights = np.array([split[step] for split in splits.values()])

@@ -25,6 +25,7 @@ from glance.drafters import BlockDrafter, Drafter
 from glance.session import Choice, Clock, Round, Settings, Stats, Stream
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree, children_of
+from glance.width import AutoDrafter
 
 
 def generate(
@@ -33,7 +34,7 @@ def generate(
     input_ids: torch.Tensor,
     max_new_tokens: int = 256,
     *,
-    budget: int = 63,
+    budget: int | str = 63,
     branch_k: int = 8,
     extend_budget: int = 0,
     positions: Positions | None = None,
@@ -46,7 +47,8 @@ def generate(
         head: a block head, see `glance.head`.
         target: a transformers model with full attention.
         input_ids: (1, P) or (P,).
-        budget, branch_k, extend_budget: see `BlockDrafter`.
+        budget, branch_k, extend_budget: see `BlockDrafter`; budget="auto" takes in each round the number of nodes that
+            pays for itself, see `glance.width`.
         positions: how the prompt enters the target; default plain positions, `VisionPositions` for images.
         return_stats: also return `Stats`.
         settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer.
@@ -58,7 +60,10 @@ def generate(
         ValueError: a batch, an empty prompt, settings out of range, a head that does not fit, a target that cannot be
             verified as a tree, placeholders without pixels, or non-finite logits.
     """
-    drafter = BlockDrafter(head, budget, branch_k, extend_budget)
+    if isinstance(budget, str) and (budget != "auto" or extend_budget):
+        raise ValueError(f'budget must be a number, or "auto" with extend_budget=0; got {budget!r} and {extend_budget}')
+    auto = budget == "auto"
+    drafter = AutoDrafter(head, branch_k) if auto else BlockDrafter(head, budget, branch_k, extend_budget)
     ids, stats = decode(drafter, target, input_ids, Settings(max_new_tokens, **settings), positions)
     return (ids, stats) if return_stats else ids
 
@@ -89,6 +94,7 @@ def decode(
     reach = input_ids.shape[1] + settings.max_new_tokens + drafter.reach + 1
     check_verifiable(model, reach=reach, chain=drafter.chain)
     choose, stats = Choice(settings), Stats(timing=settings.timing)
+    listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
     with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach) as target:
         clock = Clock(target.device)
         drafter.begin(target, clock.lap)
@@ -132,8 +138,8 @@ def decode(
                 top_logprobs=draft.top_logprobs,
             )
             stats.rounds.append(report)
-            if settings.on_round:
-                settings.on_round(report)
+            for listener in listeners:
+                listener(report)
             root = committed[-1]
     stats.seconds, stats.n_tokens, stats.finish = clock.close(), len(stream.tokens), stream.finish
     return stream.ids(), stats

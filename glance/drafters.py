@@ -29,7 +29,10 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Anything that proposes trees: `begin` once a prompt, then `draft` and `grow` once a round."""
+    """Anything that proposes trees: `begin` once a prompt, then `draft` and `grow` once a round.
+
+    One that learns from what was accepted has `observe(report)` too, and hears every `Round`.
+    """
 
     layer_ids: tuple[int, ...]  # target layers whose states it reads; may be empty
     reach: int  # the most nodes a tree of its can have; sizes the cache

@@ -1,0 +1,224 @@
+"""`budget="auto"`: each round takes the tree size that pays for itself.
+
+Nodes come in order of path probability, so what node i is expected to add is known before it is verified; what a pass of
+N + 1 rows costs is a property of machine, target and prefix. A round takes the N with the most expected tokens per second.
+That a tree's size should follow its cost is public work: Sequoia (arXiv 2402.12374), CaDDTree (arXiv 2606.01813).
+
+Conventions that decide numbers:
+
+- Cost: the median of a few timed passes on a grid of sizes, made non-decreasing (isotonic fit), straight lines between.
+  Measured once per target, device, dtype, attention, kind of head and prefix length (to a factor of two), at the first
+  round that needs it, after the first draft; booked as `calibrate`, outside `decode_only`.
+- Gain: a head's marginals are corrected by what the rounds of this decode showed. At the root and at every accepted node
+  with children in the tree, the children's marginals sum to a mass M, and the target's choice is among them (a hit) or
+  not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
+  too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else every mass left out of an offset's
+  candidates, 1 - M, is multiplied by (misses + 1) / (sum (1 - M) + 1).
+- Drafting: while drafted rounds bring fewer tokens per second than plain steps, rounds skip the draft pass: FIRST_SKIP of
+  them, then one is drafted to see, then twice as many, up to LAST_SKIP. States of skipped rounds wait for the next draft.
+
+Everything but the costs is a function of the rounds so far: equal rounds and costs give equal trees. Exactness does not
+depend on any of it.
+
+Shapes: D offsets, K branch, N nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from glance.drafters import BlockDrafter, Draft
+from glance.session import Round
+from glance.target import Target
+from glance.tree import ROOT, CandidateTree, build_budget_tree, make_tree
+
+GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
+REPEATS = 5
+FORGET = 0.9  # weight of a round's evidence, one round later
+FIRST_SKIP, LAST_SKIP = 4, 64  # rounds without a draft pass between two probes
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """What the passes of a round cost: a draft, and a verify pass by number of nodes, in milliseconds."""
+
+    nodes: tuple[int, ...]  # rising, from 0: the plain step
+    verify_ms: tuple[float, ...]  # never falling
+    draft_ms: float
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.nodes, self.nodes[1:], strict=False))
+        if not rising or self.nodes[:1] != (0,) or len(self.nodes) != len(self.verify_ms):
+            raise ValueError(f"nodes must rise from 0 and go with verify_ms, got {self.nodes} and {self.verify_ms}")
+        if min(self.verify_ms) <= 0 or self.draft_ms < 0:
+            raise ValueError(f"costs must be positive, got verify_ms={self.verify_ms}, draft_ms={self.draft_ms}")
+
+    def verify(self, n: int) -> np.ndarray:
+        """Return the costs `(n + 1,)` of passes of 0..n nodes; beyond the grid the last slope goes on."""
+        at, (nodes, ms) = np.arange(n + 1), (np.array(self.nodes), np.array(self.verify_ms))
+        if n > nodes[-1] and len(nodes) > 1:
+            slope = (ms[-1] - ms[-2]) / (nodes[-1] - nodes[-2])
+            nodes, ms = np.append(nodes, n), np.append(ms, ms[-1] + slope * (n - nodes[-1]))
+        return np.interp(at, nodes, ms)
+
+
+def fit_monotone(values: Sequence[float]) -> np.ndarray:
+    """Return the non-decreasing sequence nearest to `values` in least squares (pool adjacent violators).
+
+    >>> fit_monotone([1.0, 3.0, 2.0, 4.0]).tolist()
+    [1.0, 2.5, 2.5, 4.0]
+    """
+    pools: list[list[float]] = []  # [mean, count]
+    for value in values:
+        pools.append([float(value), 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, n), (b, m) = pools[-2:]
+            pools[-2:] = [[(a * n + b * m) / (n + m), n + m]]
+    return np.concatenate([np.full(int(n), mean) for mean, n in pools]) if pools else np.empty(0)
+
+
+class Width:
+    """Decides each round's tree size, and whether to draft at all, from costs and from the rounds so far."""
+
+    def __init__(self, costs: RoundCosts):
+        self.costs = costs
+        self._plain_ms = costs.verify_ms[0]
+        self._hits = self._expected = self._steps = 0.0  # evidence of the walk's steps, forgetting
+        self._tokens = self._ms = 0.0  # what drafted rounds committed and cost, forgetting
+        self._skip, self._left = FIRST_SKIP, 0
+
+    def wants_draft(self) -> bool:
+        """Say whether the next round should draft."""
+        return self._left == 0
+
+    def correct(self, top_logprobs: np.ndarray) -> np.ndarray:
+        """Return the marginals' log-probabilities `(D, K)` as the evidence so far corrects them."""
+        misses, expected_misses = self._steps - self._hits, self._steps - self._expected
+        if self._hits <= self._expected:
+            return top_logprobs + np.log((self._hits + 1) / (self._expected + 1))
+        mass = np.exp(top_logprobs).sum(-1, keepdims=True).clip(1e-12, 1.0)
+        return top_logprobs + np.log((1 - (1 - mass) * (misses + 1) / (expected_misses + 1)) / mass)
+
+    def size(self, logps: np.ndarray) -> int:
+        """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order."""
+        tokens = 1 + np.concatenate([[0.0], np.exp(logps).cumsum()])
+        ms = self.costs.draft_ms + self.costs.verify(len(logps))
+        n = int((tokens / ms).argmax())
+        if not self._ms:  # nothing drafted yet: half a round as the head expects it
+            self._tokens, self._ms = tokens[n] / 2, ms[n] / 2
+        return n
+
+    def observe(self, report: Round) -> None:
+        """Learn from a round."""
+        self._hits, self._expected, self._steps = (FORGET * x for x in (self._hits, self._expected, self._steps))
+        if not len(report.top_ids):
+            self._left -= 1
+            return
+        mass = np.exp(report.top_logprobs)[report.tree.depths - 1, report.tree.ranks]  # (N,)
+        for step, at in enumerate([ROOT, *report.path]):
+            children = report.tree.parents == at
+            hit = step < len(report.path)
+            if children.any() and (hit or report.bonus is not None):  # after a cut nobody knows
+                self._hits += hit
+                self._expected += min(1.0, float(mass[children].sum()))
+                self._steps += 1
+        ms = self.costs.draft_ms + self.costs.verify(len(report.tree))[-1]
+        self._tokens, self._ms = 0.7 * self._tokens + len(report.committed), 0.7 * self._ms + ms
+        if self._tokens * self._plain_ms < self._ms:
+            self._left, self._skip = self._skip, min(2 * self._skip, LAST_SKIP)
+        else:
+            self._skip = FIRST_SKIP
+
+
+class AutoDrafter:
+    """A block head whose trees are as wide as pays; a `BlockDrafter` underneath.
+
+    Args:
+        head: a block head.
+        branch_k: candidates per offset.
+        max_nodes: the most nodes of one tree.
+        costs: known costs; None measures them at the first prompt of their kind.
+    """
+
+    chain = False
+
+    def __init__(self, head: Any, branch_k: int = 8, *, max_nodes: int = GRID[-1], costs: RoundCosts | None = None):
+        self._block = BlockDrafter(head, max_nodes, branch_k)
+        self._costs = costs
+        self.chain = self._block.chain
+        self.layer_ids, self.reach = self._block.layer_ids, self._block.reach
+
+    def begin(self, target: Target, lap: Callable[[str], None]) -> None:
+        """Get ready for a prompt: no evidence, no states waiting."""
+        self._block.begin(target, lap)
+        self._target, self._lap = target, lap
+        self._waiting: list[torch.Tensor] = []
+        self._width: Width | None = None
+
+    def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
+        """Draft, or in a round that skips it, keep the new states for later and return no offsets."""
+        if fused is not None:
+            self._waiting.append(fused)
+        if self._width and not self._width.wants_draft():
+            return Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))
+        fused = torch.cat(self._waiting, dim=1) if len(self._waiting) > 1 else fused
+        self._waiting.clear()
+        draft = self._block.draft(root, fused)
+        if self._width is None:
+            self._lap("draft")
+            self._width = Width(self._costs or costs_of(self._block, self._target, root, draft))
+            self._lap("calibrate")
+        return draft
+
+    def grow(self, draft: Draft) -> CandidateTree:
+        """Build the tree of corrected path probabilities, as far as it pays."""
+        if not len(draft.top_ids):
+            return make_tree([], [], [], [], [])
+        logps = self._width.correct(draft.top_logprobs)
+        tree = build_budget_tree(draft.top_ids, logps, budget=self._block.budget, branch_k=self._block.branch_k)
+        n = self._width.size(tree.logps)
+        return CandidateTree(tree.tokens[:n], tree.parents[:n], tree.depths[:n], tree.ranks[:n], tree.logps[:n])
+
+    def observe(self, report: Round) -> None:
+        """Learn from a finished round."""
+        self._width.observe(report)
+
+
+_MEASURED: WeakKeyDictionary = WeakKeyDictionary()  # model -> {what else costs depend on: RoundCosts}
+
+
+def costs_of(block: BlockDrafter, target: Target, root: int, draft: Draft) -> RoundCosts:
+    """Return what passes cost at the target's present prefix; measured when none of its kind was before."""
+    head, config = block.head, target.model.config.get_text_config(decoder=True)
+    kind = (target.device, target.dtype, config._attn_implementation, torch.get_num_threads(), target.length.bit_length())
+    kind += (type(head).__name__, head.block_size, block.branch_k, block.budget)
+    known = _MEASURED.setdefault(target.model, {})
+    if kind not in known:
+        known[kind] = measure_costs(block, target, root, draft)
+    return known[kind]
+
+
+def measure_costs(block: BlockDrafter, target: Target, root: int, draft: Draft) -> RoundCosts:
+    """Time draft and verify passes behind the committed tokens, which stay as they are; sizes alternate."""
+    trees = [build_budget_tree(draft.top_ids, draft.top_logprobs, budget=n, branch_k=block.branch_k) for n in GRID]
+    trees = list({len(tree): tree for tree in trees if len(tree) <= block.budget}.values())
+    times: list[list[float]] = []
+    for _ in range(REPEATS + 1):
+        row = [_timed(lambda: block.draft(root, None))]
+        for tree in trees:
+            row.append(_timed(lambda tree=tree: target.verify(root, tree).max(-1).indices.tolist()))
+            target.cache.truncate(target.length)
+        times.append(row)
+    draft_ms, *verify_ms = np.median(times[1:], axis=0).tolist()
+    return RoundCosts(tuple(map(len, trees)), tuple(fit_monotone(verify_ms).tolist()), draft_ms)
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    began = perf_counter()
+    run()
+    return 1e3 * (perf_counter() - began)

@@ -1,0 +1,123 @@
+"""The command: flags of the paper's README, help for every part, exit codes, and a doctor that finds what is planted."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import toy_run
+
+from glance import cli, doctor
+from glance.experiment import Plan, load_pair
+
+COMMANDS = ("reproduce", "main-table", "audit", "fit-law", "doctor", "train-head", "bench", "pocket")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    toy_run.write_pair(folder)
+    toy_run.write_tasks(folder / "data")
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0 and "usage: glance" in capsys.readouterr().out
+
+
+def test_the_flags_of_the_papers_readme_are_there(capsys):
+    wanted = "--target --head --data --tasks --n --budget --round-log --out --chain --branch-k --max-new --max-pixels"
+    for command, flags in {
+        "main-table": f"{wanted} --temperature --dtype --device --resume",
+        "audit": "--target --head --data --n --out --dtype",
+        "fit-law": "--out --cap",
+        "reproduce": "--profile -p --only --quick --run",
+    }.items():
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        text = capsys.readouterr().out
+        assert [flag for flag in flags.split() if flag not in text] == []
+
+
+def test_python_m_glance_is_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "glance", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and all(command in done.stdout for command in COMMANDS)
+
+
+def test_bad_input_is_one_line_and_code_2(made, tmp_path, capsys):
+    command = [
+        "main-table",
+        "--target",
+        str(made / "target"),
+        "--head",
+        str(made / "head"),
+        "--data",
+        str(made / "data"),
+    ]
+    assert cli.main([*command, "--n", "50", "--run-folder", str(tmp_path / "a")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ") and "51 prompts were asked for" in error and "\n" not in error
+    assert cli.main(["main-table", "--data", str(tmp_path / "nowhere")]) == 2
+    assert cli.main(["fit-law", str(tmp_path / "none.jsonl")]) == 2
+    assert cli.main(["reproduce", "-p", "buget", "3"]) == 2
+
+
+def test_main_table_then_fit_law(made, tmp_path, capsys):
+    command = [
+        "main-table",
+        "--target",
+        str(made / "target"),
+        "--head",
+        str(made / "head"),
+        "--data",
+        str(made / "data"),
+    ]
+    command += ["--n", "3", "--max-new", "16", "--chain", "--tasks", "docvqa", "--run-folder", str(tmp_path / "run")]
+    assert cli.main([*command, "--out", str(tmp_path / "table.json")]) == 0
+    assert cli.main(command) == 2, "an existing run is not mixed with by accident"
+    assert cli.main([*command, "--resume"]) == 0
+    assert {row["arm"] for row in json.loads((tmp_path / "table.json").read_text())["rows"]} == {"ar", "chain", "tree"}
+    code = cli.main(
+        ["fit-law", str(tmp_path / "run" / "rounds.jsonl"), "--cap", "5", "--out", str(tmp_path / "law.json")]
+    )
+    assert code in (0, 2), "a random head may accept too little for a fit; then one line says so"
+    capsys.readouterr()
+
+
+def test_the_doctor_is_content_with_this_machine(capsys):
+    levels = {finding.what: finding.level for finding in [*doctor.check_versions(), *doctor.check_exactness()]}
+    assert (
+        levels["torch"]
+        == levels["transformers"]
+        == levels["dflash"]
+        == levels["exactness"]
+        == levels["tree mask"]
+        == "ok"
+    )
+
+
+def test_the_doctor_sees_a_broken_mask(monkeypatch):
+    from glance.target import Target
+
+    honest = Target._mask
+    monkeypatch.setattr(
+        Target, "_mask", lambda self, tree: None if (m := honest(self, tree)) is None else torch.zeros_like(m)
+    )
+    levels = {finding.what: finding.level for finding in doctor.check_exactness()}
+    assert levels["tree mask"] == "fail"
+
+
+def test_the_doctor_lists_causes_for_a_head_that_accepts_little(made):
+    pair = load_pair(str(made / "target"), str(made / "head"), dtype="float32", device="cpu")
+    plan = Plan(str(made / "data"), n=1, max_new_tokens=12)
+    found = list(doctor.check_pair_acceptance(pair, plan, plan.prompts()))
+    assert {"tau", "layers", "template", "positions", "pair"} <= {finding.what for finding in found}
+    assert not any(finding.level == "fail" for finding in found)
+
+
+def test_the_doctor_needs_both_or_neither(capsys):
+    assert cli.main(["doctor", "--target", "x"]) == 2

@@ -1,0 +1,63 @@
+"""The README against the repository: its tree, its index, its table and its code are those of the project."""
+
+import inspect
+import json
+import re
+from importlib import import_module
+
+import pytest
+
+from glance.paths import KEPT, POCKET, ROOT
+from glance.summary import short_table
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block_after(heading: str) -> str:
+    """Return the first fenced block after a heading."""
+    return re.search(r"```\w*\n(.*?)```", TEXT[TEXT.index(heading) :], re.S).group(1)
+
+
+def test_every_file_of_the_house_has_a_caption():
+    lines = [line for line in block_after("## The files").splitlines() if line.strip()]
+    named, folder = set(), ""
+    for line in lines:
+        name, _, caption = line.strip().partition(" ")
+        assert caption.strip(), f"{name} has no caption"
+        if not line.startswith(" "):
+            folder = ""
+        named.add(folder + name)
+        if name.endswith("/"):
+            folder = folder + name if line.startswith(" ") else name
+    modules = {f"glance/{path.name}" for path in (ROOT / "glance").glob("*.py") if not path.name.startswith("__")}
+    assert modules - named == set(), "modules without a caption"
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_index_names_functions_and_files_that_are_there():
+    rows = re.findall(r"\| ([\w-]+) \| `(\w+)\.(\w+)` \| \[(figures/[\w.]+)\]", TEXT)
+    assert len(rows) >= 8
+    for notebook, module, function, path in rows:
+        assert inspect.isfunction(getattr(import_module(f"glance.{module}"), function))
+        source = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text()
+        assert f"{module}.{function}(" in source, f"{notebook} does not call {module}.{function}"
+        assert (ROOT / path).is_file(), path
+
+
+def test_links_and_pictures_are_there():
+    links = re.findall(r"\]\(((?!http)[^)#]+)\)", TEXT)
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_table_is_the_default_runs():
+    shown = re.search(r"<!-- main-table -->\n(.*?)\n?<!-- /main-table -->", TEXT, re.S).group(1)
+    table = json.loads((KEPT / "pocket" / "main_table.json").read_text())
+    assert shown.strip() == short_table(table)
+
+
+def test_the_code_block_runs_on_the_pocket_target(monkeypatch, capsys):
+    if not (POCKET / "head" / "config.json").is_file():
+        pytest.skip("data/pocket/head is not there: the code block needs the shipped pair")
+    monkeypatch.chdir(ROOT)
+    exec(compile(block_after("## Use it on your own target"), "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("\n") >= 3

@@ -129,6 +129,9 @@ def export_html(executed: Path) -> Path:
 
 def summary(run: str) -> str:
     """Sum up a finished run in a few lines: tau and speedup per task, the audit's verdict, the law's slopes."""
+    from glance import claims
+    from glance.results import Results
+
     folder = RUNS / run
     table, audit, law = (_read(folder / f"{name}.json") for name in ("main_table", "audit", "law"))
     lines = ["", f"run {run}: {table['device']} {table['dtype']}, budget {table['budget']}"]
@@ -142,8 +145,11 @@ def summary(run: str) -> str:
     for row in table["pooled"]:
         lines.append(f"  {'all':8s} {row['arm']:6s} tau {row['tau']:5.2f}  speedup {row['speedup']:.2f}")
     lines.append(f"audit: {audit['verdict']} ({audit['dtype']}, {audit['n_prompts']} prompts)")
-    slopes = ", ".join(f"{task} {fit['b1']:.2f}" for task, fit in law["laws"].items())
-    lines.append(f"law: slope b1 {slopes}")
+    slopes = (
+        f"{task} {'no fit' if fit['b1'] is None else format(fit['b1'], '.2f')}" for task, fit in law["laws"].items()
+    )
+    lines.append(f"law: slope b1 {', '.join(slopes)}")
+    lines.append(f"claims: {claims.count(claims.ledger(Results(folder)))}")
     lines.append(f"files: {folder}, executed notebooks: {BUILD / run}")
     return "\n".join(lines)
 

@@ -149,7 +149,7 @@ def summary(run: str) -> str:
         f"{task} {'no fit' if fit['b1'] is None else format(fit['b1'], '.2f')}" for task, fit in law["laws"].items()
     )
     lines.append(f"law: slope b1 {', '.join(slopes)}")
-    lines.append(f"claims: {claims.count(claims.ledger(Results(folder)))}")
+    lines.append(claims.count(claims.ledger(Results(folder))))
     lines.append(f"files: {folder}, executed notebooks: {BUILD / run}")
     return "\n".join(lines)
 

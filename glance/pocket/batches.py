@@ -30,6 +30,7 @@ class Batch:
     ids: torch.Tensor  # (n, t)
     labels: torch.Tensor  # (n, t), shifted, -100 outside the answer
     pointers: torch.Tensor  # (n, t, 2): cell and slot that the next token comes from, -1 where none
+    asked: torch.Tensor  # (n, t) bool: the label depends on the question
     slots: torch.Tensor  # (n, c, 16): characters
     things: torch.Tensor  # (n, c, 3): colour, shape, size
     start: int  # where the image begins
@@ -71,24 +72,35 @@ def encode_page(tokenizer: PreTrainedTokenizerFast, page: Page) -> tuple[list[in
     return before + question + after, [*answer, tokenizer.eos_token_id], np.concatenate(sources)
 
 
+def mark_tokens(tokenizer: PreTrainedTokenizerFast, page: Page) -> torch.Tensor:
+    """Mark the answer's tokens (without the stop token) that depend on the question, (tokens,) bool."""
+    marks = page.mark_asked()
+    offsets = tokenizer(page.answer, return_offsets_mapping=True)["offset_mapping"]
+    return torch.tensor([bool(marks[end - 1]) for _, end in offsets])
+
+
 def collate(tokenizer: PreTrainedTokenizerFast, pages: list[Page]) -> Batch:
     """Make a batch of equally high pages."""
     encoded = [encode_page(tokenizer, page) for page in pages]
+    marks = [mark_tokens(tokenizer, page) for page in pages]
     length = max(len(prompt) + len(answer) for prompt, answer, _ in encoded)
     length = (length + 7) // 8 * 8
     ids = torch.full((len(pages), length), tokenizer.pad_token_id)
     labels = torch.full((len(pages), length), IGNORE)
     pointers = torch.full((len(pages), length, 2), -1)
+    asked = torch.zeros((len(pages), length), dtype=torch.bool)
     for i, (prompt, answer, source) in enumerate(encoded):
         whole = torch.tensor(prompt + answer)
         ids[i, : len(whole)] = whole
         labels[i, len(prompt) - 1 : len(whole) - 1] = whole[len(prompt) :]
+        asked[i, len(prompt) - 1 : len(whole) - 2] = marks[i]
         pointers[i, : len(whole) - 1] = torch.from_numpy(source[1:])
     return Batch(
         pixels=stack_pixels([page.image for page in pages]),
         ids=ids,
         labels=labels,
         pointers=pointers,
+        asked=asked,
         slots=torch.from_numpy(np.stack([page.canvas.label_slots() for page in pages])),
         things=torch.from_numpy(np.stack([page.canvas.label_things() for page in pages])),
         start=len(tokenizer("<|im_start|>user\n<|vision_start|>")["input_ids"]),

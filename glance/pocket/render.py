@@ -13,13 +13,14 @@ Tasks are `TASKS` (the five), and for practice `lines` (192 px high), `lines64` 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image
 
 from glance.pocket.canvas import Canvas, Ink, Spot, find_cell, find_slot
-from glance.pocket.pages import Alternative, Draft, draw_cards, draw_chart, draw_form, draw_lines, draw_sign
+from glance.pocket.pages import CARRIERS, Alternative, Draft, draw_cards, draw_chart, draw_form, draw_lines, draw_sign
 from glance.pocket.scenes import draw_scene, draw_strip
 from glance.pocket.words import SPLITS
 
@@ -54,6 +55,19 @@ class Page:
     canvas: Canvas = field(repr=False)
     prompt_source: np.ndarray = field(repr=False)
     answer_source: np.ndarray = field(repr=False)
+
+    def mark_asked(self) -> np.ndarray:
+        """Mark the characters of the answer that depend on the question, (characters,) bool.
+
+        Of a look-up that is its last line, of a sign the word for what carries the text.
+        """
+        marks = np.zeros(len(self.answer), bool)
+        if self.kind == "lookup":
+            marks[self.answer.rindex("\n") + 1 :] = True
+        if self.kind == "text":
+            for found in re.finditer(rf"\b({'|'.join(CARRIERS)})\b", self.answer):
+                marks[found.start() : found.end()] = True
+        return marks
 
 
 def join_text(pieces: Alternative) -> str:

@@ -12,8 +12,8 @@ Conventions that decide numbers:
 - Gain: a head's marginals are corrected by what the rounds of this decode showed. At the root and at every accepted node
   with children in the tree, the children's marginals sum to a mass M, and the target's choice is among them (a hit) or
   not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
-  too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else every mass left out of an offset's
-  candidates, 1 - M, is multiplied by (misses + 1) / (sum (1 - M) + 1).
+  too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else what an offset's first candidate
+  lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
 - Drafting: while drafted rounds bring fewer tokens per second than plain steps, rounds skip the draft pass: FIRST_SKIP of
   them, then one is drafted to see, then twice as many, up to LAST_SKIP. States of skipped rounds wait for the next draft.
 
@@ -98,11 +98,12 @@ class Width:
 
     def correct(self, top_logprobs: np.ndarray) -> np.ndarray:
         """Return the marginals' log-probabilities `(D, K)` as the evidence so far corrects them."""
-        misses, expected_misses = self._steps - self._hits, self._steps - self._expected
         if self._hits <= self._expected:
             return top_logprobs + np.log((self._hits + 1) / (self._expected + 1))
-        mass = np.exp(top_logprobs).sum(-1, keepdims=True).clip(1e-12, 1.0)
-        return top_logprobs + np.log((1 - (1 - mass) * (misses + 1) / (expected_misses + 1)) / mass)
+        doubt = (self._steps - self._hits + 1) / (self._steps - self._expected + 1)
+        corrected = top_logprobs + np.log(doubt)
+        corrected[:, 0] = np.log1p(-doubt * (1 - np.exp(top_logprobs[:, 0]).clip(0, 1)))
+        return corrected
 
     def size(self, logps: np.ndarray) -> int:
         """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order."""
@@ -195,7 +196,13 @@ _MEASURED: WeakKeyDictionary = WeakKeyDictionary()  # model -> {what else costs 
 def costs_of(block: BlockDrafter, target: Target, root: int, draft: Draft) -> RoundCosts:
     """Return what passes cost at the target's present prefix; measured when none of its kind was before."""
     head, config = block.head, target.model.config.get_text_config(decoder=True)
-    kind = (target.device, target.dtype, config._attn_implementation, torch.get_num_threads(), target.length.bit_length())
+    kind = (
+        target.device,
+        target.dtype,
+        config._attn_implementation,
+        torch.get_num_threads(),
+        target.length.bit_length(),
+    )
     kind += (type(head).__name__, head.block_size, block.branch_k, block.budget)
     known = _MEASURED.setdefault(target.model, {})
     if kind not in known:

@@ -1,0 +1,255 @@
+"""Automatic width: the tree size that pays is taken, evidence is learned, a useless head costs little, output is exact."""
+
+from itertools import pairwise, product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import (
+    MROPE_FAMILIES,
+    PLAIN_FAMILIES,
+    OracleHead,
+    block_head,
+    forwards,
+    text_prompt,
+    text_target,
+    vision_prompt,
+    vision_target,
+)
+
+import glance
+from glance import width as width_module
+from glance.decode import decode, greedy_generate
+from glance.session import Settings
+from glance.tree import build_budget_tree
+from glance.width import FIRST_SKIP, LAST_SKIP, AutoDrafter, RoundCosts, Width, fit_monotone
+
+COSTS = RoundCosts((0, 1, 3, 7, 15, 31, 63, 127), (3.5, 3.6, 3.7, 3.9, 4.3, 5.0, 7.0, 12.0), 1.6)
+FREE = RoundCosts((0, 127), (1.0, 1.0), 0.0)  # nodes cost nothing: always the widest tree
+
+
+@given(st.lists(st.integers(0, 6), max_size=6))
+def test_the_monotone_fit_is_the_nearest_rising_sequence(values):
+    fitted = fit_monotone(values)
+    assert len(fitted) == len(values) and (np.diff(fitted) >= -1e-12).all()
+    ours = ((fitted - values) ** 2).sum() if values else 0.0
+    grid = np.arange(0, 6.5, 1.0)
+    for other in product(grid, repeat=min(len(values), 4)) if len(values) <= 4 else ():
+        if all(a <= b for a, b in pairwise(other)):
+            assert ours <= ((np.array(other) - values) ** 2).sum() + 1e-9
+
+
+def test_costs_between_and_beyond_the_grid():
+    costs = RoundCosts((0, 2, 4), (1.0, 1.0, 3.0), 0.5)
+    assert costs.verify(6).tolist() == [1, 1, 1, 2, 3, 4, 5]
+    assert RoundCosts((0,), (2.0,), 0.5).verify(3).tolist() == [2, 2, 2, 2]
+    for nodes, ms, draft in (
+        ((1, 2), (1, 1), 0),
+        ((0, 0), (1, 1), 0),
+        ((0, 1), (1,), 0),
+        ((0,), (0,), 0),
+        ((0,), (1,), -1),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            RoundCosts(nodes, ms, draft)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.001, 1), max_size=30), st.floats(0, 5), st.lists(st.floats(0.1, 5), min_size=3, max_size=3))
+def test_the_size_is_the_best_of_all(probabilities, draft_ms, ms):
+    logps = np.log(np.array(sorted(probabilities, reverse=True)))
+    costs = RoundCosts((0, 10, 20), tuple(sorted(ms)), draft_ms)
+    n = Width(costs).size(logps)
+    rates = [(1 + np.exp(logps[:i]).sum()) / (draft_ms + costs.verify(i)[-1]) for i in range(len(logps) + 1)]
+    assert rates[n] == pytest.approx(max(rates))
+
+
+def marginals(top: float = 0.8, offsets: int = 6) -> np.ndarray:
+    """Log-probabilities (D, 8): `top`, then halves of what is left."""
+    return np.log(np.tile([top, *((1 - top) * 0.5 ** np.arange(1, 8))], (offsets, 1)))
+
+
+def report_of(logps: np.ndarray, budget: int, accepted: int, bonus: int | None = 0) -> SimpleNamespace:
+    """A round in which the target followed the spine for `accepted` nodes and then left the tree."""
+    tree = build_budget_tree(np.arange(logps.size).reshape(logps.shape), logps, budget=budget)
+    committed = [0] * (accepted + (bonus is not None))
+    return SimpleNamespace(
+        tree=tree, path=tree.spine()[:accepted], bonus=bonus, committed=committed, top_ids=logps, top_logprobs=logps
+    )
+
+
+PLAIN = SimpleNamespace(top_ids=[], committed=[0])
+
+
+def test_without_evidence_the_head_is_believed():
+    logps = marginals()
+    np.testing.assert_allclose(Width(COSTS).correct(logps), logps)
+
+
+@pytest.mark.parametrize("top, depth_of", [(0.9, 0), (0.5, 0), (0.5, 5)])
+def test_a_correction_moves_towards_what_was_seen(top, depth_of):
+    logps, width = marginals(top, offsets=6), Width(COSTS)
+    for _ in range(40):
+        width.observe(report_of(logps, budget=6, accepted=depth_of))
+    seen = np.exp(width.correct(logps))
+    assert (seen.sum(-1) <= 1 + 1e-9).all()
+    if depth_of:  # five hits to one miss where the head's one candidate said one half
+        assert seen[0, 0] > 0.6
+    else:
+        assert seen[0, 0] < 0.15 * top
+    np.testing.assert_array_equal(np.argsort(-seen, axis=-1), np.argsort(-np.exp(logps), axis=-1))
+
+
+@pytest.mark.parametrize("truth", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("claim", [0.3, 0.6, 0.9])
+def test_the_corrected_mass_is_the_hit_rate(claim, truth):
+    """Fed with hits at the true rate, the corrected mass of a one-candidate offset comes close to it."""
+    rng, width = np.random.default_rng(0), Width(COSTS)
+    logps = np.log(np.full((1, 1), claim))
+    seen = []
+    for _ in range(400):
+        width.observe(report_of(logps, budget=1, accepted=int(rng.random() < truth)))
+        seen.append(np.exp(width.correct(logps))[0, 0])
+    assert np.mean(seen[100:]) == pytest.approx(truth, abs=0.12)
+
+
+def test_a_cut_round_says_nothing_about_its_last_step():
+    one, other = Width(COSTS), Width(COSTS)
+    one.observe(report_of(marginals(), 10, accepted=2, bonus=None))
+    other.observe(report_of(marginals(), 10, accepted=2, bonus=0))
+    assert one._steps == 2 and other._steps == 3 and one._hits == other._hits == 2
+
+
+def test_equal_rounds_give_equal_decisions():
+    rng = np.random.default_rng(1)
+    rounds = [
+        report_of(marginals(rng.uniform(0.3, 0.95)), int(rng.integers(1, 20)), int(rng.integers(0, 2)))
+        for _ in range(30)
+    ]
+
+    def decisions():
+        width, made = Width(COSTS), []
+        for report in rounds:
+            if width.wants_draft():
+                made.append((width.size(build_budget_tree(*[report.top_logprobs] * 2, budget=50).logps), True))
+                width.observe(report)
+            else:
+                made.append((0, False))
+                width.observe(PLAIN)
+        return made
+
+    assert decisions() == decisions()
+
+
+def test_a_useless_head_is_probed_ever_more_rarely_and_comes_back():
+    width, drafted = Width(COSTS), []
+    logps = marginals(0.3)
+    for i in range(400):
+        if width.wants_draft():
+            drafted.append(i)
+            width.size(logps[:, 0].cumsum())
+            width.observe(report_of(logps, budget=4, accepted=0))
+        else:
+            width.observe(PLAIN)
+    gaps = np.diff(drafted)
+    assert gaps[0] <= FIRST_SKIP + 1 and gaps.max() == LAST_SKIP + 1 and len(drafted) < 14
+    while not width.wants_draft():
+        width.observe(PLAIN)
+    waits = 0
+    for _ in range(400):
+        if width.wants_draft():
+            width.observe(report_of(marginals(0.9), budget=6, accepted=6))
+        else:
+            waits += 1
+            width.observe(PLAIN)
+    assert waits <= LAST_SKIP
+
+
+# --- decoding
+
+
+def stream_of(model, ids, n):
+    """Prompt and greedy text, and further than any block reaches."""
+    return greedy_generate(model, ids, n + 40)[0].tolist()
+
+
+@pytest.mark.parametrize("costs", [None, FREE, COSTS])
+@pytest.mark.parametrize("quality", ["perfect", "mixed", "wrong", "late"])
+@pytest.mark.parametrize("branch_k", [1, 8])
+def test_exact_whatever_the_head_and_the_costs(costs, quality, branch_k):
+    model, ids = text_target(), text_prompt(11)
+    stream = stream_of(model, ids, 60)
+    rank_of = {
+        "perfect": lambda start, offset: 0,
+        "mixed": lambda start, offset: (start * 7 + offset * 3) % 5 if (start + offset) % 4 else None,
+        "wrong": lambda start, offset: None,
+        "late": lambda start, offset: 0 if start > 40 else None,
+    }[quality]
+    head = OracleHead(stream, rank_of=rank_of)  # which checks that it reads the states of every place, each once
+    out, stats = decode(AutoDrafter(head, branch_k, costs=costs), model, ids, Settings(60))
+    assert out[0].tolist() == stream[: 11 + 60]
+    assert stats.n_tokens == 60 and sum(len(r.committed) for r in stats.rounds) == 59
+    if quality == "wrong" and costs is COSTS:
+        assert len(head.calls) <= 8 and all(not len(r.tree) for r in stats.rounds if not len(r.top_ids))
+    if quality == "late" and costs is COSTS:
+        assert stats.rounds[-2].accepted == 5, "the head came good, and the width came back"
+    if quality == "perfect" and costs is FREE:
+        assert stats.n_rounds <= 10
+
+
+@pytest.mark.parametrize("family", [*MROPE_FAMILIES, *PLAIN_FAMILIES])
+def test_exact_on_every_family(family):
+    model = vision_target(family)
+    prompt = vision_prompt(model)
+    greedy = greedy_generate(model, prompt.ids, 24, positions=prompt.positions)
+    out = glance.generate(block_head(model), model, prompt.ids, 24, budget="auto", positions=prompt.positions)
+    assert torch.equal(out, greedy)
+
+
+def test_the_tree_is_the_best_of_its_size_under_the_corrected_marginals():
+    model, ids = text_target(), text_prompt(11)
+    head = OracleHead(stream_of(model, ids, 60), rank_of=lambda start, offset: (start + offset) % 3)
+    _, stats = decode(AutoDrafter(head, costs=COSTS), model, ids, Settings(60))
+    width = Width(COSTS)
+    for report in stats.rounds:
+        if len(report.top_ids):
+            logps = width.correct(report.top_logprobs)
+            whole = build_budget_tree(report.top_ids, logps, budget=127)
+            assert report.tree == build_budget_tree(report.top_ids, logps, budget=width.size(whole.logps))
+        width.observe(report)
+
+
+def test_costs_are_measured_once_a_target_and_prefix(monkeypatch):
+    calls, measure = [], width_module.measure_costs
+    monkeypatch.setattr(width_module, "measure_costs", lambda *args: calls.append(args) or measure(*args))
+    model = text_target()
+    head = block_head(model)
+    for length in (9, 10, 12):
+        glance.generate(head, model, text_prompt(length), 5, budget="auto")
+    assert len(calls) == 1
+    glance.generate(head, model, text_prompt(40), 5, budget="auto")
+    glance.generate(head, text_target(), text_prompt(9), 5, budget="auto")
+    assert len(calls) == 3
+    costs = next(iter(width_module._MEASURED[model].values()))
+    assert costs.nodes[0] == 0 and costs.draft_ms > 0 and (np.diff(costs.verify_ms) >= 0).all()
+
+
+def test_measuring_leaves_the_decode_as_it_was():
+    model, ids = text_target(), text_prompt(20)
+    head = block_head(model)
+    with forwards(model) as first:
+        out, stats = glance.generate(head, model, ids, 30, budget="auto", return_stats=True)
+    with forwards(model) as second:
+        again = glance.generate(head, model, ids, 30, budget="auto")
+    assert torch.equal(out, again) and len(first) > len(second)
+    assert "calibrate" in stats.rounds[0].ms and stats.rounds[0].ms["calibrate"] > stats.rounds[0].ms["draft"] / 100
+
+
+@pytest.mark.parametrize("changes", [{"budget": "wide"}, {"budget": "auto", "extend_budget": 8}])
+def test_other_words_are_refused(changes):
+    model = text_target()
+    with pytest.raises(ValueError, match="auto"):
+        glance.generate(block_head(model), model, text_prompt(), 5, **changes)

@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -150,16 +151,8 @@ def draw_blocks(examples: Sequence[Example], settings: TrainSettings, mask: int,
     rng = random.Random(f"{settings.seed}/{step}")
     size = min(settings.batch, len(examples))
     epoch, at = divmod(step, len(examples) // size)
-    order = list(range(len(examples)))
-    shuffle = random.Random(f"{settings.seed}/epoch/{epoch}")
-    shuffle.shuffle(order)
-    windows = [
-        sorted(order[i : i + 8 * size], key=lambda j: len(examples[j].ids)) for i in range(0, len(order), 8 * size)
-    ]
-    order = [j for window in windows for j in window]
-    batches = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
-    shuffle.shuffle(batches)
-    chosen = [examples[j] for j in batches[at]]
+    order = _epoch_batches(tuple(len(example.ids) for example in examples), size, f"{settings.seed}/epoch/{epoch}")
+    chosen = [examples[j] for j in order[at]]
     revealed, count = 0, settings.anchors
     if rng.random() < settings.reveal:
         revealed = settings.block - 1 if rng.random() < 0.5 else rng.randint(1, settings.block - 1)
@@ -170,6 +163,18 @@ def draw_blocks(examples: Sequence[Example], settings: TrainSettings, mask: int,
         places = rng.sample(places, min(count - 1, len(places)))
         anchors.append([example.start, *places, *[example.start] * (count - 1 - len(places))])
     return hang_blocks(chosen, anchors, settings.block, mask, revealed)
+
+
+@lru_cache(maxsize=2)
+def _epoch_batches(lengths: tuple[int, ...], size: int, seed: str) -> list[list[int]]:
+    """Cut a shuffled epoch into batches of sequences of like length: sorted within windows of eight batches."""
+    shuffle, order = random.Random(seed), list(range(len(lengths)))
+    shuffle.shuffle(order)
+    windows = (sorted(order[i : i + 8 * size], key=lengths.__getitem__) for i in range(0, len(order), 8 * size))
+    order = [j for window in windows for j in window]
+    batches = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
+    shuffle.shuffle(batches)
+    return batches
 
 
 def hang_blocks(
@@ -205,7 +210,7 @@ def run_blocks(head: nn.Module, target: nn.Module, blocks: Blocks) -> torch.Tens
     dtype = torch.bfloat16 if torch.is_autocast_enabled(device.type) else embedded.dtype
     mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -1e30)
     return head(
-        target_hidden=blocks.states.to(embedded.dtype),
+        target_hidden=blocks.states.to(dtype),
         noise_embedding=embedded,
         position_ids=torch.cat([places.expand(n, -1), rows], 1),
         attention_mask=mask[:, None],
@@ -231,7 +236,7 @@ def block_loss(
     losses = F.cross_entropy(logits, blocks.labels.flatten(1)[labelled], reduction="none")
     if scout is not None:
         losses = losses + settings.scout * _scout_losses(scout, middle[0], blocks)[labelled]
-    return (losses * weights).sum() / weights.sum()
+    return (losses * weights).sum() / weights.sum().clamp(min=1e-6)  # texts may end before the masks begin
 
 
 def _scout_losses(scout: nn.Module, middle: torch.Tensor, blocks: Blocks) -> torch.Tensor:

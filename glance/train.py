@@ -221,6 +221,26 @@ def train_head(
         report(f"resumed at step {run.step}")
     out.mkdir(parents=True, exist_ok=True)
     cache = AnswerCache(Path(answers or out / "answers.jsonl"), target, settings.max_new_tokens)
+    examples = learn_from(target, prompts, head, settings, cache, report)
+    tree = BlockDrafter(head, settings.budget)
+    validate = lambda: tau_of(decode_rounds(head, target, held_out, tree, settings.max_new_tokens))  # noqa: E731
+    train(run, examples, out, validate, report)
+    result = compare_acceptance(load_block_head(out, torch.float32), target, held_out, settings, mask)
+    (out / "acceptance.json").write_text(json.dumps(result, indent=1) + "\n")
+    if result["gap"] > 0.02:
+        report(f"warning: teacher-forced and decoded acceptance part by {result['gap']:.3f} at some offset")
+    return result
+
+
+def learn_from(
+    target: nn.Module,
+    prompts: Sequence[Inputs],
+    head: nn.Module,
+    settings: TrainSettings,
+    cache: AnswerCache,
+    report: Callable[[str], None],
+) -> list[Example]:
+    """Let the target answer the prompts, in bfloat16 where the head is trained so; refuse texts that teach nothing."""
     reader = copy.deepcopy(target).to(torch.bfloat16) if settings.bf16 else target
     with plain_attention():
         examples = build_examples(
@@ -233,14 +253,7 @@ def train_head(
         )
     if not examples:
         raise ValueError("the target's texts are all of one token: no block can hang from them")
-    tree = BlockDrafter(head, settings.budget)
-    validate = lambda: tau_of(decode_rounds(head, target, held_out, tree, settings.max_new_tokens))  # noqa: E731
-    train(run, examples, out, validate, report)
-    result = compare_acceptance(load_block_head(out, torch.float32), target, held_out, settings, mask)
-    (out / "acceptance.json").write_text(json.dumps(result, indent=1) + "\n")
-    if result["gap"] > 0.02:
-        report(f"warning: teacher-forced and decoded acceptance part by {result['gap']:.3f} at some offset")
-    return result
+    return examples
 
 
 class EncodedPrompts(Sequence):

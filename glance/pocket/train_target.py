@@ -63,7 +63,7 @@ PLAN = (
     Stage("vision", STRIPS, 48, 2000, 2e-3, 2e-3, 2e-3, language=False),
     Stage("transcription", STRIPS, 48, 500, 1e-3, 2e-3, 1e-3, floor=0.5),
     Stage("tasks", PAGES, 32, 2000, 1e-3, 2e-3, 1e-3, cells_weight=0.3, floor=0.01),
-    Stage("polish", POLISH, 32, 1100, 7e-4, 1.4e-3, 7e-4, cells_weight=0.2, asked_weight=4.0, warmup=30, floor=0.01),
+    Stage("polish", POLISH, 32, 800, 7e-4, 1.4e-3, 7e-4, cells_weight=0.2, asked_weight=4.0, warmup=30, floor=0.01),
 )
 
 

@@ -91,11 +91,12 @@ def decode(
     """Run rounds until a stop token or the limit; return ids `(1, P + n)` and `Stats`. There is no other loop."""
     input_ids = _checked_prompt(input_ids, model)
     stops = stop_ids(model, settings.stop_token_ids)
-    reach = input_ids.shape[1] + settings.max_new_tokens + drafter.reach + 1
+    end = input_ids.shape[1] + settings.max_new_tokens
+    reach = end + drafter.reach + 1
     check_verifiable(model, reach=reach, chain=drafter.chain)
     choose, stats = Choice(settings), Stats(timing=settings.timing)
     listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
-    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach) as target:
+    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach, end=end) as target:
         clock = Clock(target.device)
         drafter.begin(target, clock.lap)
         clock.open("legacy")

@@ -164,7 +164,16 @@ class Target:
         length: number of committed tokens in the cache, the root not among them.
     """
 
-    def __init__(self, model: nn.Module, positions: Positions, layer_ids: Sequence[int] = (), *, room: int = 0):
+    def __init__(
+        self,
+        model: nn.Module,
+        positions: Positions,
+        layer_ids: Sequence[int] = (),
+        *,
+        room: int = 0,
+        end: int | None = None,
+    ):
+        """Reserve `room` cache rows; no token at place `end` or after it will be kept, so none asks for its position."""
         self.model = model
         self.positions = positions
         self.cache = PathCache(room)
@@ -178,6 +187,7 @@ class Target:
         self.delta = 0
         self.axes = 0  # 0: position_ids are (1, q); else (A, 1, q)
         self.length = 0
+        self.end = end
         self._states: torch.Tensor | None = None
 
     def __enter__(self) -> "Target":
@@ -206,6 +216,8 @@ class Target:
         if n:
             steps[0, 1:] = torch.from_numpy(tree.tokens)
             steps[1, 1:] = torch.from_numpy(tree.depths)
+            if self.end is not None:  # a table of learned positions may stop where the text must
+                steps[1].clamp_(max=self.end - 1 - self.length)
         steps = steps.to(self.device)
         mask = self._mask(tree)
         with self._grouped:

@@ -107,6 +107,14 @@ def test_every_acceptance_length_of_the_block(qwen3, greedy, stream, chain):
     assert {r.accepted for r in stats.rounds} == set(range(B))
 
 
+@pytest.mark.parametrize("limit", [25, 26, 27, 28, 29, 30])
+def test_learned_positions_serve_to_their_last_one(limit):
+    model = toys.text_target("gpt2", n_positions=9 + limit)
+    greedy = toys.reference(model, PROMPT, limit)
+    for head in (toys.OracleHead(PROMPT[0].tolist() + greedy, B), toys.block_head(model)):
+        assert run(head, model, n=limit, extend_budget=6)[0] == greedy
+
+
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6), budget=st.integers(0, 40), branch=st.integers(1, 6), extend=st.sampled_from([0, 0, 9])

@@ -10,7 +10,6 @@ import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -21,9 +20,9 @@ from matplotlib.figure import Figure
 
 from glance.law import DraftabilityLaw
 from glance.metrics import Interval, geomean
-from glance.paths import FIGURES, located
+from glance.paths import FIGURES
 from glance.results import Missing, Results
-from glance.tree import make_tree
+from glance.rounds import unpack_round
 
 COLUMN_IN, PAGE_IN = 3.25, 6.75
 
@@ -303,17 +302,14 @@ def tree_pictures(results: Results, words: Any = None, *, cap: int = 40) -> list
     """
     from glance.view import tree_figure
 
-    kept = [row["tree"] for row in results.rounds if row.get("tree") and row["tree"]["bonus"] is not None]
+    kept = [row for row in results.rounds if row.get("tree") and row["tree"]["bonus"] is not None]
     if not kept:
         return []
-    # The walk should leave the first choices, and be neither short nor long.
-    packed = min(kept, key=lambda t: abs(len(t["path"]) - 6) - 20 * any(t["ranks"][i] for i in t["path"]))
-    if words is None:
-        from transformers import AutoTokenizer
 
-        words = AutoTokenizer.from_pretrained(located(results.provenance["parameters"]["target"]))
-    depths: list[int] = []
-    for parent in packed["parents"]:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    tree = make_tree(packed["tokens"], packed["parents"], depths, packed["ranks"], packed["logps"])
-    return [tree_figure(SimpleNamespace(**{**packed, "tree": tree}), words, cap=cap)]
+    def fitness(
+        tree: Mapping[str, Any],
+    ) -> int:  # the walk should leave the first choices, and be neither short nor long
+        return abs(len(tree["path"]) - 6) - 20 * any(tree["ranks"][i] for i in tree["path"])
+
+    chosen = unpack_round(min(kept, key=lambda row: fitness(row["tree"])))
+    return [tree_figure(chosen, results.words if words is None else words, cap=cap)]

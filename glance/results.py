@@ -6,7 +6,7 @@ tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). T
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 
 from glance import metrics
 from glance.metrics import Interval
-from glance.paths import KEPT, PAPER
-from glance.rounds import read_rows
+from glance.paths import KEPT, PAPER, located
+from glance.rounds import read_rows, unpack_round
 from glance.tasks import TASKS
 
 STEPS = ("draft", "tree", "verify", "commit")  # of a round, as rounds.jsonl books them
@@ -81,6 +81,16 @@ class Results:
     def provenance(self) -> dict[str, Any]:
         """provenance.json."""
         return self._json("provenance.json")
+
+    @cached_property
+    def words(self) -> Any:
+        """The tokenizer of the run's target; None, for which views show ids, where it cannot be loaded here."""
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(located(self.provenance["parameters"]["target"]))
+        except (KeyError, OSError, ValueError):
+            return None
 
     @cached_property
     def sweep(self) -> "Results":
@@ -160,6 +170,23 @@ class Results:
         total["other"] = max(0.0, whole - sum(total.values()))
         return {step: value / len(rounds) for step, value in total.items()}
 
+    def answer(self, task: str, prompt: int, arm: str = "tree") -> tuple[dict[str, Any], list[Any]]:
+        """Return one answer's row and its rounds, as views take them; the warm-up can be looked at too.
+
+        Raises:
+            Missing: no such answer, or a run that kept no trees; says what there is.
+        """
+        key = {"task": task, "prompt": prompt, "arm": arm}
+        rows = read_rows(self._path("prompts.jsonl"))
+        if not (found := [row for row in rows if key.items() <= row.items()]):
+            raise Missing(f"{self.folder} has no answer of {_said(key)}; it has {_offers(rows, key)}")
+        if arm == "ar":
+            raise Missing("arm ar is plain decoding, which has no rounds: choose another arm")
+        rounds = [row for row in read_rows(self._path("rounds.jsonl")) if key.items() <= row.items()]
+        if not all(row.get("tree") for row in rounds):
+            raise Missing(f"{self.folder} kept no trees: decode it again, under another name, with trees=True")
+        return found[-1], [unpack_round(row) for row in sorted(rounds, key=lambda row: row["round"])]
+
     def row(self, task: str, arm: str) -> dict[str, Any]:
         """Return the main table's row of a task and an arm."""
         for row in self.main["rows"]:
@@ -206,6 +233,22 @@ class Results:
         if not path.is_file():
             raise Missing(f"{self.folder} has no {name}: run {MADE_BY[name]} first")
         return path
+
+
+def _said(key: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in key.items())
+
+
+def _offers(rows: Sequence[Mapping[str, Any]], key: Mapping[str, Any]) -> str:
+    """Say which values the rows have for the first part of a key that none of them meets."""
+    for name, value in key.items():
+        values = list(dict.fromkeys(row[name] for row in rows))
+        rows = [row for row in rows if row[name] == value]
+        if not rows and name == "prompt":
+            return f"prompts {min(values)} to {max(values)}" if values else "none"
+        if not rows:
+            return f"{name}s {', '.join(values)}" if values else "none"
+    return "none"
 
 
 def paper_rows(name: str) -> list[dict[str, str]]:

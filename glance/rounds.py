@@ -13,11 +13,13 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from glance.paths import ROOT, named
+from glance.tree import make_tree
 
 PROMPT_FIELDS = {  # name: type, of one row of prompts.jsonl
     "arm": str,  # "ar", "chain", "tree", "tree15", ...
@@ -57,9 +59,21 @@ ROUND_FIELDS = {  # of one row of rounds.jsonl
     "verify_ms": float,
     "commit_ms": float,
 }
+TREE_FIELDS = {  # of `tree`, which a row of rounds.jsonl has where `Plan.trees` asked for it; nodes in order of selection
+    "start": int,  # the root's place in the stream
+    "root": int,  # id of the last committed token
+    "tokens": list,  # (N,) ids
+    "parents": list,  # (N,) node indices, -1 the root; depths follow from them
+    "ranks": list,  # (N,)
+    "logps": list,  # (N,) of the path from the root, to 4 digits
+    "choices": list,  # (N+1,) the target's own choice after the root, then after each node
+    "path": list,  # accepted nodes, in order
+    "bonus": int,  # null where the round was cut before it
+    "committed": list,  # ids of path and bonus
+}
+OPTIONAL = {"tree": TREE_FIELDS}
 SCHEMAS = {"prompts.jsonl": PROMPT_FIELDS, "rounds.jsonl": ROUND_FIELDS}
 VERSIONED = ("torch", "transformers", "dflash", "numpy", "glance-companion")
-OPTIONAL = {"tree"}  # a round's tree, when asked for: see `pack_tree`
 
 
 class Run:
@@ -124,19 +138,20 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 def pack_tree(report: Any) -> dict[str, Any]:
     """Write a round's tree and walk compactly, for `rounds.jsonl`'s optional `tree`: all that a view needs."""
-    tree = report.tree
-    return {
-        "start": report.start,
-        "root": report.root,
-        "tokens": tree.tokens.tolist(),
-        "parents": tree.parents.tolist(),
-        "ranks": tree.ranks.tolist(),
-        "logps": [round(float(x), 4) for x in tree.logps],
-        "choices": list(report.choices),
-        "path": list(report.path),
-        "bonus": report.bonus,
-        "committed": list(report.committed),
-    }
+    columns = {name: getattr(report.tree, name).tolist() for name in ("tokens", "parents", "ranks")}
+    columns["logps"] = [round(float(x), 4) for x in report.tree.logps]
+    return {name: columns[name] if name in columns else getattr(report, name) for name in TREE_FIELDS}
+
+
+def unpack_round(row: Mapping[str, Any]) -> SimpleNamespace:
+    """Turn a row that kept its tree back into a round, as views take it; the marginals alone are not kept."""
+    packed, depths = row["tree"], []
+    for parent in packed["parents"]:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    tree = make_tree(packed["tokens"], packed["parents"], depths, packed["ranks"], packed["logps"])
+    facts = {name: row[name] for name in ("entropy", "accepted", "truncated", "extended")}
+    ms = {name.removesuffix("_ms"): row[name] for name in row if name.endswith("_ms")}
+    return SimpleNamespace(**{**packed, **facts, "tree": tree, "index": row["round"], "ms": ms})
 
 
 def round_row(report: Any, *, arm: str, task: str, prompt: int, warmup: bool, trees: bool = False) -> dict[str, Any]:
@@ -191,14 +206,7 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def written(paths: str | Path | Iterable[str | Path]) -> Any:
-    """Tabulate files for the end of a notebook: name, rows of text, bytes, and the first 8 digits of sha256.
-
-    Args:
-        paths: files, or a folder for every file below it.
-
-    Returns:
-        A pandas data frame.
-    """
+    """Tabulate files, or all below a folder, in a data frame for a notebook's end: name, rows, bytes, head of sha256."""
     import pandas as pd
 
     if isinstance(paths, (str, Path)):
@@ -233,7 +241,7 @@ def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _line(name: str, row: Mapping[str, Any]) -> str:
     """Check a row against its schema and serialise it."""
     fields = SCHEMAS[name]
-    missing, strange = set(fields) - set(row), set(row) - set(fields) - OPTIONAL
+    missing, strange = set(fields) - set(row), set(row) - set(fields) - set(OPTIONAL)
     if missing or strange:
         raise ValueError(f"{name}: a row has missing fields {sorted(missing)} and unknown fields {sorted(strange)}")
     return json.dumps(_plain(row), ensure_ascii=False) + "\n"

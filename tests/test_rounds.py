@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from view_rounds import make_rounds
 
 from glance.rounds import (
     PROMPT_FIELDS,
     ROUND_FIELDS,
+    TREE_FIELDS,
     Run,
     provenance,
     read_rows,
     repeated_share,
+    round_row,
     sha256,
+    unpack_round,
     write_json,
 )
 
@@ -111,3 +115,17 @@ def test_hashes_json_and_repeats(tmp_path):
     assert json.loads(path.read_text()) == {"a": None, "b": 3, "4": [1, True]}
     assert repeated_share("one two three") == 0.0
     assert repeated_share("a b c d a b c d", n=4) == pytest.approx(1 / 5)
+
+
+def test_a_round_comes_back_from_its_row_with_all_that_views_take():
+    for report in make_rounds():
+        row = json.loads(json.dumps(round_row(report, arm="tree", task="x", prompt=1, warmup=False, trees=True)))
+        assert set(row) == {*ROUND_FIELDS, "tree"} and set(row["tree"]) == set(TREE_FIELDS)
+        again = unpack_round(row)
+        for name in ("tokens", "parents", "depths", "ranks"):
+            assert getattr(again.tree, name).tolist() == getattr(report.tree, name).tolist()
+        assert np.allclose(again.tree.logps, report.tree.logps, atol=1e-4)
+        for name in ("index", "start", "root", "accepted", "path", "bonus", "committed", "choices", "entropy", "ms"):
+            assert getattr(again, name) == getattr(report, name), name
+        packed = round_row(again, arm="tree", task="x", prompt=1, warmup=False, trees=True)
+        assert packed == row, "and packs to the same row"

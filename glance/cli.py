@@ -45,11 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_main_table(commands)
     _add_audit(commands)
     _add_fit_law(commands)
-    from glance import doctor, train
+    from glance import bench, doctor, train
     from glance.pocket.cli import add_subcommands
 
     train.add_command(commands)
     doctor.add_command(commands)
+    bench.add_bench(commands)
     pocket = commands.add_parser("pocket", help="render, train and evaluate the embedded target")
     add_subcommands(pocket.add_subparsers(required=True, metavar="STEP"))
     return parser

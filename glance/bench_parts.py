@@ -1,0 +1,132 @@
+"""What the benchmark times and how it looks inside: random targets and heads of the pocket target's size, stopwatches.
+
+A random target's text means nothing and costs what a trained one's does. A random head's is accepted never; `KnowingHead`
+has its cost and a stated quality.
+"""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+
+class Stopwatch:
+    """A streamer that notes when each token came, so that a loop's steps are timed without its prefill."""
+
+    def __init__(self):
+        self.at: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.at.append(perf_counter())
+
+    def end(self) -> None:
+        pass
+
+    def ms_per_token(self) -> float:
+        """Return milliseconds per token after the first; the prompt came first of all."""
+        return 1e3 * (self.at[-1] - self.at[1]) / (len(self.at) - 2)
+
+
+def random_target(heads: int = 4, kv_heads: int = 2, layers: int = 6, width: int = 256) -> nn.Module:
+    """Build a random text target."""
+    settings = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers, "vocab_size": 710}
+    settings |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 64}
+    settings |= {"max_position_embeddings": 8192, "initializer_range": 0.1}
+    settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**settings), attn_implementation="sdpa")
+    return model.eval().requires_grad_(False)
+
+
+def random_head(model: nn.Module, config: Any = None) -> nn.Module:
+    """Build a random block head for a target: three layers, blocks of 16; or one of another head's config."""
+    from dflash import DFlashDraftModel
+
+    if config is None:
+        text = model.config.get_text_config()
+        config = Qwen3Config(**text.to_dict() | {"num_hidden_layers": 3, "layer_types": None})
+        config.num_target_layers, config.block_size = text.num_hidden_layers, 16
+        config.dflash_config = {"mask_token_id": 1, "target_layer_ids": [1, 3, 4]}
+    torch.manual_seed(1)
+    return DFlashDraftModel(config).eval().requires_grad_(False)
+
+
+class KnowingHead:
+    """A real head's cost with a known quality: its pass is run, and the right token is put at a rank drawn per place.
+
+    The right token is first with probability 0.8, second with 0.1, out of reach else.
+    """
+
+    def __init__(self, head: nn.Module, stream: Sequence[int]):
+        self.pass_of, self._stream, self._place = head, list(stream) + [2] * 64, 0
+        self._draws = np.random.default_rng(0).random(len(self._stream))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pass_of, name)
+
+    def __call__(self, **inputs: Any) -> torch.Tensor:
+        self._place = int(inputs["position_ids"][0, inputs["target_hidden"].shape[1]])
+        return self.pass_of(**inputs)
+
+    def compute_logits(self, hidden: torch.Tensor, output_head: nn.Module) -> torch.Tensor:
+        logits = output_head(hidden)
+        n = hidden.shape[1]
+        draws = self._draws[self._place + 1 : self._place + 1 + n]
+        right = torch.tensor(self._stream[self._place + 1 : self._place + 1 + n])
+        rows = torch.arange(n)
+        logits[0, rows, (right + 1) % 710] = 30.0
+        logits[0, rows, right] = torch.tensor(np.where(draws < 0.8, 31.4, np.where(draws < 0.9, 28.6, -30.0))).float()
+        return logits
+
+
+def random_prompt(length: int) -> torch.Tensor:
+    """Return random ids `(1, length)`."""
+    return torch.randint(3, 700, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+class Forwards:
+    """Adds up the time inside the forwards of modules, nested ones once; `lap` closes a round."""
+
+    def __init__(self, *modules: nn.Module):
+        self._modules, self._depth, self._ms, self._last = modules, 0, 0.0, perf_counter()
+        self.laps: list[tuple[float, float]] = []  # milliseconds of each round: all, inside
+
+    def __enter__(self) -> "Forwards":
+        self._hooks = [module.register_forward_pre_hook(self._open) for module in self._modules]
+        self._hooks += [module.register_forward_hook(self._close) for module in self._modules]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def counted(self, run: Callable) -> Callable:
+        """Count a function as a forward."""
+
+        def inside(*args: Any) -> Any:
+            self._open()
+            out = run(*args)
+            self._close()
+            return out
+
+        return inside
+
+    def _open(self, *_: Any) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._began = perf_counter()
+
+    def _close(self, *_: Any) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._ms += 1e3 * (perf_counter() - self._began)
+
+    def lap(self) -> None:
+        """Close a round."""
+        now = perf_counter()
+        self.laps.append((1e3 * (now - self._last), self._ms))
+        self._last, self._ms = now, 0.0

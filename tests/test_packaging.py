@@ -8,7 +8,18 @@ import pytest
 
 from glance.paths import ROOT
 
-TOTAL_LINES = 3300  # of the package without pocket/
+TOTAL_LINES = 8000  # of the package without pocket/
+DECODER = (
+    "tree",
+    "decode",
+    "session",
+    "drafters",
+    "target",
+    "cache",
+    "head",
+    "vl",
+)  # what a decode needs, read in order
+DECODER_LINES = 1900
 FILE_LINES = 320
 FUNCTION_LINES = 60
 
@@ -61,6 +72,7 @@ def test_the_distribution_is_ours_and_needs_numpy_alone(project):
 def test_the_package_is_small():
     lines = {named(path): len(path.read_text().splitlines()) for path in CORE}
     assert sum(lines.values()) <= TOTAL_LINES, lines
+    assert sum(lines[f"glance/{name}.py"] for name in DECODER) <= DECODER_LINES
     assert {name: n for name, n in lines.items() if n > FILE_LINES} == {}
 
 

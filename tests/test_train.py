@@ -216,7 +216,7 @@ def test_teacher_forced_acceptance_is_the_decoders(qwen3, examples):
     [run.advance(examples) for _ in range(60)]
     result = training.compare_acceptance(run.head.eval(), qwen3, text_prompts(4), settings, toys.MASK)
     assert result["decode"] == result["teacher_forced"] and result["gap"] == 0
-    assert result["tau_chain"] > 1.2, "nothing was accepted: the test says nothing"
+    assert result["tau_chain"] > 1.1, "nothing was accepted: the test says nothing"
 
 
 def test_what_does_not_fit_is_refused_in_one_line(qwen3, tmp_path):

@@ -14,8 +14,10 @@ Conventions that decide numbers:
   not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
   too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else what an offset's first candidate
   lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
-- Drafting: while drafted rounds bring fewer tokens per second than plain steps, rounds skip the draft pass: FIRST_SKIP of
-  them, then one is drafted to see, then twice as many, up to LAST_SKIP. States of skipped rounds wait for the next draft.
+- Drafting: while drafted rounds are expected to bring fewer tokens per second than plain steps, rounds skip the draft pass:
+  FIRST_SKIP of them, then one is drafted to see, then twice as many, up to LAST_SKIP. Expected means: by the tree that was
+  verified, priced again with the round's own outcome among the evidence, which is steadier than the outcome itself; recent
+  rounds count most (RECALL), and the head's own word before the first counts as half a round. States of skipped rounds wait for the next draft.
 
 Everything but the costs is a function of the rounds so far: equal rounds and costs give equal trees. Exactness does not
 depend on any of it.
@@ -40,7 +42,8 @@ from glance.tree import ROOT, CandidateTree, build_budget_tree, make_tree
 GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
 REPEATS = 5
 FORGET = 0.9  # weight of a round's evidence, one round later
-FIRST_SKIP, LAST_SKIP = 4, 64  # rounds without a draft pass between two probes
+RECALL = 0.7  # weight of a drafted round in the rate of drafted rounds, one drafted round later
+FIRST_SKIP, LAST_SKIP = 8, 64  # rounds without a draft pass between two probes
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Width:
         tokens = 1 + np.concatenate([[0.0], np.exp(logps).cumsum()])
         ms = self.costs.draft_ms + self.costs.verify(len(logps))
         n = int((tokens / ms).argmax())
-        if not self._ms:  # nothing drafted yet: half a round as the head expects it
+        if not self._ms:  # nothing drafted yet: the head's own word counts as half a round
             self._tokens, self._ms = tokens[n] / 2, ms[n] / 2
         return n
 
@@ -129,11 +132,20 @@ class Width:
                 self._expected += min(1.0, float(mass[children].sum()))
                 self._steps += 1
         ms = self.costs.draft_ms + self.costs.verify(len(report.tree))[-1]
-        self._tokens, self._ms = 0.7 * self._tokens + len(report.committed), 0.7 * self._ms + ms
+        tokens = 1 + self._path_probabilities(report).sum()
+        self._tokens, self._ms = RECALL * self._tokens + tokens, RECALL * self._ms + ms
         if self._tokens * self._plain_ms < self._ms:
             self._left, self._skip = self._skip, min(2 * self._skip, LAST_SKIP)
         else:
             self._skip = FIRST_SKIP
+
+    def _path_probabilities(self, report: Round) -> np.ndarray:
+        """Price a round's nodes `(N,)` again, now that its outcome is known."""
+        steps = np.exp(self.correct(report.top_logprobs))[report.tree.depths - 1, report.tree.ranks].tolist()
+        paths: list[float] = []
+        for step, parent in zip(steps, report.tree.parents.tolist(), strict=True):
+            paths.append(step * paths[parent] if parent != ROOT else step)
+        return np.array(paths)
 
 
 class AutoDrafter:

@@ -3,10 +3,14 @@
 The names below load on first use, so that `import glance`, the tree, the law and the metrics need numpy alone.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+warnings.filterwarnings(
+    "ignore", message="IProgress not found"
+)  # tqdm's, in a notebook without widgets: none are needed
 
 _HOME = {
     "CandidateTree": "tree",

@@ -26,8 +26,11 @@ _GROW = """
  .tree .n>rect{stroke-width:calc(1px + 2px*max(0,1 - max(var(--n) - var(--i),var(--i) - var(--n))))}
 """
 _WALK = """
- table{border-collapse:collapse;font-size:.92em} td,th{padding:.15em .8em .15em 0;text-align:left;vertical-align:top}
- th{font-weight:normal;opacity:.7} td{border-top:1px solid rgb(128 128 128/.35)} code{font-size:.95em;white-space:nowrap}
+ table{border-collapse:collapse;font-size:.92em;margin:0}
+ table :is(td,th){padding:.15em .8em .15em 0;text-align:left;vertical-align:top;white-space:nowrap}
+ table th{font-weight:normal;opacity:.7} table td{border-top:1px solid rgb(128 128 128/.35)}
+ table td.c{white-space:normal}
+ code{font-size:.95em;white-space:nowrap;background:none;padding:0 .3em 0 0}
  code.t{border:1px solid #0173B2;border-radius:3px;padding:0 .3em;margin-right:.5em} code.a{border:2px solid #029E73}
  code.x{border:2px dashed #DE8F05}
 """
@@ -37,7 +40,7 @@ _RHYTHM = """
 """
 _BESIDE = """
  .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24em),1fr));gap:.4em 2em;align-items:start}
- .two>div{min-width:0} img{width:384px;max-width:100%}
+ .two>div{min-width:0} .text{white-space:pre-wrap;margin:.2em 0} img{width:384px;max-width:100%}
 """
 
 
@@ -88,11 +91,12 @@ def walk(round: Any, words: Any = None) -> View:
             tokens.append(scene.label(kid))
         here, target = scene.label(node), visible(scene.spell(told), 24)
         agreed = any(int(scene.tree.tokens[kid]) == told for kid in kids.get(node, ()))
-        then = "in the tree: accepted" if agreed else "not in the tree: the bonus, and the walk ends"
+        then = "accepted" if agreed else "the bonus: the walk ends"
         code = f'<code class="{"a t" if agreed else "x t"}">{escape(target, False)}</code>'
         drafted = "".join(cells) or "none"
         rows.append(
-            f"<tr><td><code>{escape(here, False)}</code></td><td>{drafted}</td><td>{code}</td><td>{then}</td></tr>"
+            f'<tr><td><code>{escape(here, False)}</code></td><td class="c">{drafted}</td><td>{code}</td>'
+            f"<td>{then}</td></tr>"
         )
         lines.append(f"after {here}: drafted {', '.join(tokens) or 'none'}; the target says {target}, {then}")
     head = "".join(f"<th>{name}</th>" for name in ("after", "the tree has", "the target says", "so"))
@@ -150,7 +154,8 @@ def _html(item: Any) -> str:
         kind = {".jpg": "jpeg", ".svg": "svg+xml"}.get(item.suffix.lower(), item.suffix.lower()[1:])
         data = base64.b64encode(item.read_bytes()).decode()
         return f'<div><img alt="{escape(item.stem)}" src="data:image/{kind};base64,{data}"/></div>'
-    return _note(str(item))
+    text = visible(str(item), keep=" \n")
+    return f'<p class="text">{escape(text, False)}</p>'
 
 
 def _after(scene: Scene, node: int) -> str:

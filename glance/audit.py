@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from glance.decode import greedy_generate
+from glance.decode import decode, greedy_generate
 from glance.experiment import Pair, Plan, decode_arm, prepare, run_provenance
-from glance.faults import FAULTS
+from glance.faults import FAULTS, KnownText
 from glance.rounds import sha256
+from glance.session import Settings
 from glance.target import Target
 from glance.tasks import Prompt
 from glance.tree import build_budget_tree
@@ -200,16 +201,25 @@ def planted_faults(pair: Pair, plan: Plan, prompts: Sequence[Prompt], most: int 
         diverged = of = 0
         for ids, positions, greedy in cases:
             with plant(pair.head):
-                try:
-                    other = decode_arm("tree", pair, ids, positions, plan)[0]
-                except ValueError:  # not finite: the decoder noticed by itself
-                    other = []
+                other = _decode_under_fault(pair, plan, ids, positions, greedy) if must_fail else None
+                other = decode_arm("tree", pair, ids, positions, plan)[0] if other is None else other
             of, diverged = of + 1, diverged + (other != greedy)
             if diverged and must_fail:
                 break
         caught = (diverged > 0) == must_fail
         table.append({"fault": name, "must_fail": must_fail, "diverged": diverged, "of": of, "caught": caught})
     return table
+
+
+def _decode_under_fault(pair: Pair, plan: Plan, ids: torch.Tensor, positions: Any, greedy: list[int]) -> list[int]:
+    """Decode with trees that hold the right text among decoys; [] where the decoder noticed the fault by itself."""
+    vocabulary, offsets = pair.target.get_input_embeddings().weight.shape[0], pair.head.block_size - 1
+    drafter = KnownText(greedy, ids.shape[1], max(plan.budget, 15), plan.branch_k, offsets, vocabulary)
+    try:
+        out, _ = decode(drafter, pair.target, ids, Settings(plan.max_new_tokens), positions)
+    except ValueError:  # logits that are not finite
+        return []
+    return out[0, ids.shape[1] :].tolist()
 
 
 def _divergence(

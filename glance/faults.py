@@ -2,16 +2,57 @@
 
 Each is a context that breaks one thing in the decoder and mends it on leaving; the oracle shares none of what they break.
 A head that reads a wrong layer is planted too: it must cost acceptance and never exactness.
+
+The faults that must show are planted under `KnownText`, a drafter that knows the right text and hides it among decoys, so
+that paths are long and lie scattered in the tree whatever the head is worth.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from glance.cache import PathLayer
+from glance.drafters import Draft
 from glance.target import Target
+from glance.tree import CandidateTree, build_budget_tree
+
+
+class KnownText:
+    """A drafter whose trees hold the right text at rank 1, behind a decoy at every offset.
+
+    Args:
+        text: the tokens after the prompt, the first included.
+        prompt_tokens: the prompt's length.
+        budget, branch_k, offsets: of the trees.
+        vocabulary: number of token ids.
+    """
+
+    layer_ids: tuple[int, ...] = ()
+    chain = False
+
+    def __init__(self, text: list[int], prompt_tokens: int, budget: int, branch_k: int, offsets: int, vocabulary: int):
+        self._text, self._prompt_tokens, self._vocabulary = text, prompt_tokens, vocabulary
+        self.reach, self._branch_k, self._offsets = budget, max(2, branch_k), offsets
+
+    def begin(self, target: Target, lap: Callable[[str], None]) -> None:
+        """Keep hold of the target, whose length says how far the text has come."""
+        self._target = target
+
+    def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
+        """Return decoys with the right text among them; past its end, decoys alone."""
+        at = self._target.length - self._prompt_tokens + 1
+        ahead = np.array(self._text[at : at + self._offsets] or [0])
+        ids = (ahead[:, None] + np.arange(1, self._branch_k + 1)) % self._vocabulary
+        ids[:, 1] = ahead
+        share = np.array([0.4, 0.39, *[0.2 / self._branch_k] * (self._branch_k - 2)])
+        return Draft(ids, np.tile(np.log(share), (len(ahead), 1)))
+
+    def grow(self, draft: Draft) -> CandidateTree:
+        """Build the tree."""
+        return build_budget_tree(draft.top_ids, draft.top_logprobs, budget=self.reach, branch_k=self._branch_k)
 
 
 @contextmanager

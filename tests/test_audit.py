@@ -8,8 +8,10 @@ import toy_run
 
 from glance import cli
 from glance.audit import audit, max_ulp, oracle_logits, tree_block_logits, verdict
+from glance.decode import decode
 from glance.experiment import Plan, decode_arm, load_pair, prepare
-from glance.faults import FAULTS
+from glance.faults import FAULTS, KnownText
+from glance.session import Settings
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,15 @@ def test_an_audit_under_a_fault_fails(pair, plan, name):
     row = broken["divergences"][0]
     assert row["kind"] == "fault" and row["sha256_greedy"] != row["sha256_other"]
     assert row["greedy_id"] != row["other_id"] and row["margin"] >= 0
+
+
+def test_a_drafter_that_knows_the_text_is_exact_and_scatters_its_paths(pair, plan):
+    ids, positions = prepare(pair, plan.prompts()[0], plan)
+    greedy = decode_arm("ar", pair, ids, positions, plan)[0]
+    drafter = KnownText(greedy, ids.shape[1], 31, 4, 5, pair.target.get_input_embeddings().weight.shape[0])
+    out, stats = decode(drafter, pair.target, ids, Settings(plan.max_new_tokens), positions)
+    assert out[0, ids.shape[1] :].tolist() == greedy and stats.tau > 2
+    assert any(round.path != list(range(len(round.path))) for round in stats.rounds), "rows of a path must be gathered"
 
 
 def test_faults_leave_no_trace(pair, plan):

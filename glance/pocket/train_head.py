@@ -7,7 +7,10 @@ from the `seen` split, whose words training knows and whose images it does not; 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,21 @@ def train_pocket_head(
     pages = (PagePrompts(processor.tokenizer, prompts), PagePrompts(processor.tokenizer, held_out, "seen"))
     answers = DATA / "cache" / "pocket-head" / "answers.jsonl"
     return train_head(model, processor.tokenizer, *pages, out, settings, answers=answers, report=report)
+
+
+def ship_head(run: Path, folder: Path = POCKET) -> None:
+    """Copy a run's best head into the pocket's folder and start `head.json`: settings, log and acceptance by offset."""
+    (folder / "head").mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(run / name, folder / "head" / name)
+    owner = torch.load(run / "checkpoint.pt", map_location="cpu", weights_only=True)["owner"]
+    facts = {
+        "settings": {name: None if value == math.inf else value for name, value in owner.items()},
+        "sha256": hashlib.sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest(),
+        "log": [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()],
+        "acceptance": json.loads((run / "acceptance.json").read_text()),
+    }
+    (folder / "head.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def measure_head(folder: Path = POCKET, n: int = 24, run: Path | None = None) -> dict[str, Any]:

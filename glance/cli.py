@@ -76,7 +76,7 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     plan = pipeline.plan_run(profile, overrides, arguments.only, arguments.name)
     pipeline.execute(plan)
     if not arguments.only:
-        print(pipeline.summary(plan[0][1]["run"]))
+        print(pipeline.summary(plan[0][1]["run_name"]))
     return 0
 
 

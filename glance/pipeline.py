@@ -78,7 +78,7 @@ def plan_run(
         raise ValueError(f"notebook {unknown[0]!r} is not of the pipeline: {', '.join(PIPELINE)}")
     chosen = [n for n in PIPELINE if not only or n in only or n[:2] in {name[:2] for name in only}]
     known = {notebook: notebook_parameters(notebook) for notebook in PIPELINE}
-    values = {**read_profile(profile), **overrides, "run": run or Path(profile).stem}
+    values = {**read_profile(profile), **overrides, "run_name": run or Path(profile).stem}
     every = sorted({name for parameters in known.values() for name in parameters})
     strange = [name for name in values if name not in every]
     if strange:
@@ -97,7 +97,7 @@ def execute(plan: Sequence[tuple[str, Mapping[str, Any]]], *, say: Any = print) 
 
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, whatever is registered for the user
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    folder = BUILD / str(plan[0][1]["run"])
+    folder = BUILD / str(plan[0][1]["run_name"])
     folder.mkdir(parents=True, exist_ok=True)
     for number, (notebook, parameters) in enumerate(plan, start=1):
         say(f"[{number}/{len(plan)}] {notebook}")

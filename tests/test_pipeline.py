@@ -47,7 +47,7 @@ def test_profiles_name_parameters_of_the_notebooks():
     for profile in pipeline.PROFILES:
         plan = pipeline.plan_run(profile, {})
         assert [name for name, _ in plan] == list(pipeline.PIPELINE)
-        assert all(parameters["run"] == profile for _, parameters in plan)
+        assert all(parameters["run_name"] == profile for _, parameters in plan)
     decode = dict(pipeline.plan_run("paper", {})[0][1])
     assert decode["target"] == "Qwen/Qwen3-VL-8B-Instruct" and decode["dtype"] == "bfloat16"
     assert (decode["n"], decode["budget"], decode["max_new_tokens"], decode["data"]) == (100, 63, 256, "data/vl_eval")

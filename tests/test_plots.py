@@ -265,7 +265,7 @@ def test_notebooks_write_their_files(folder, tmp_path, name, files):
     for number, cell in enumerate(code):
         exec(compile(cell, f"{name}[{number}]", "exec"), state)
         if number == 0:
-            state["run"] = str(tmp_path / "run")  # an absolute run keeps its figures beside its rows
+            state["run_name"] = str(tmp_path / "run")  # an absolute run keeps its figures beside its rows
     for file in files:
         assert (tmp_path / "run" / file).stat().st_size
 

@@ -87,7 +87,7 @@ def test_the_tour_runs_and_its_text_is_greedy(execute, pair):
 
 
 def test_the_inspector_shows_what_the_run_recorded(execute, run):
-    shown = execute("06-inspect", {"run": str(run / "kept"), "task": "docvqa", "prompt": 1}, INSPECT)
+    shown = execute("06-inspect", {"run_name": str(run / "kept"), "task": "docvqa", "prompt": 1}, INSPECT)
     rows = [r for r in read_rows(run / "kept" / "rounds.jsonl") if (r["arm"], r["prompt"]) == ("tree", 1)]
     assert sha256(shown.committed) == shown.row["sha256"], "the rounds are the whole answer"
     for name in ("entropy", "accepted", "tree_size", "verify_ms"):
@@ -97,12 +97,12 @@ def test_the_inspector_shows_what_the_run_recorded(execute, run):
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"run": "bare"}, "bare kept no trees: decode it again, under another name, with trees=True"),
-        ({"run": "nowhere"}, "nowhere has no prompts.jsonl: run 01-decode first"),
+        ({"run_name": "bare"}, "bare kept no trees: decode it again, under another name, with trees=True"),
+        ({"run_name": "nowhere"}, "nowhere has no prompts.jsonl: run 01-decode first"),
     ],
 )
 def test_the_inspector_says_what_is_missing_in_one_line(execute, run, parameters, says):
-    parameters = {"task": "docvqa"} | parameters | {"run": str(run / parameters["run"])}
+    parameters = {"task": "docvqa"} | parameters | {"run_name": str(run / parameters["run_name"])}
     with pytest.raises(PapermillExecutionError) as error:
         execute("06-inspect", parameters, INSPECT)
     assert error.value.ename == "Missing" and error.value.evalue.endswith(says)

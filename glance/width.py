@@ -16,8 +16,9 @@ Conventions that decide numbers:
   lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
 - Drafting: while drafted rounds are expected to bring fewer tokens per second than plain steps, rounds skip the draft pass:
   FIRST_SKIP of them, then one is drafted to see, then twice as many, up to LAST_SKIP. Expected means: by the tree that was
-  verified, priced again with the round's own outcome among the evidence, which is steadier than the outcome itself; recent
-  rounds count most (RECALL), and the head's own word before the first counts as half a round. States of skipped rounds wait for the next draft.
+  verified, priced again with the round's own outcome among the evidence, which is steadier than the outcome itself. Recent
+  rounds count most (RECALL); the head's own word before the first counts as half a round. States of skipped rounds wait
+  for the next draft.
 
 Everything but the costs is a function of the rounds so far: equal rounds and costs give equal trees. Exactness does not
 depend on any of it.

@@ -1,4 +1,4 @@
-"""`glance pocket render | train-target | evaluate`: the commands over this folder's functions.
+"""`glance pocket render | train-target | train-head | evaluate`: the commands over this folder's functions.
 
 `add_subcommands` hangs them on a parser, `main` runs them alone (`python -m glance.pocket.cli`). Heavy imports wait until a
 command runs.
@@ -49,6 +49,16 @@ def run_train(args: argparse.Namespace) -> None:
     (args.out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
+def run_train_head(args: argparse.Namespace) -> None:
+    """Train the head in a folder, from its checkpoint where there is one; write it to `--out` and take its figures."""
+    from glance.pocket.train_head import measure_head, ship_head, train_pocket_head
+    from glance.train import acceptance_text
+
+    print(acceptance_text(train_pocket_head(args.work, prompts=args.prompts, target=args.out / "target")))
+    ship_head(args.work, args.out)
+    measure_head(args.out, args.rows, args.work / "figures")
+
+
 def run_evaluate(args: argparse.Namespace) -> None:
     """Measure the target on its evaluation sets; write `evaluation.json` and `CARD.md`."""
     from glance.pocket.card import write_card
@@ -82,6 +92,14 @@ def add_subcommands(subparsers) -> None:
     train.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, resumable")
     train.add_argument("--snapshot", action="store_true", help="write target/ even where the plan is not done")
     train.set_defaults(run=run_train)
+    head = subparsers.add_parser(
+        "train-head", help="train the head on the target in `--out`, ship it, take its figures"
+    )
+    head.add_argument("--work", type=Path, default=DATA.parent / "runs" / "pocket-head", help="log and checkpoint")
+    head.add_argument("--out", type=Path, default=DATA, help="has target/ and eval/, gets head/ and head.json")
+    head.add_argument("--prompts", type=int, default=11000, help="pages to learn from")
+    head.add_argument("--rows", type=int, default=24, help="evaluation pages of each task for the figures")
+    head.set_defaults(run=run_train_head)
     evaluate = subparsers.add_parser("evaluate", help="measure the target; write evaluation.json and CARD.md")
     evaluate.add_argument("--data", type=Path, default=DATA)
     evaluate.add_argument("--limit", type=int, help="rows per task; writes no files")

@@ -18,6 +18,7 @@ Shapes: H query heads, G query heads per key-value head, N nodes, q = N + 1 rows
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -110,21 +111,28 @@ class MaskBuffer:
         self._rows = torch.empty(0, 0)  # (rows, room)
         self._clean = 0  # columns before this one are zero in every row
 
-    def write(self, tree: CandidateTree, length: int) -> torch.Tensor:
+    def write(self, tree: CandidateTree, length: int, *, rows: int = 0, columns: int = 0) -> torch.Tensor:
         """Return the mask `(1, G, N+1, length+N+1)` of a tree behind `length` committed tokens; valid until the next call.
 
         Zeroed are the columns that were a tree's and are committed now, written are the N + 1 of this tree: the work does
-        not grow with the prefix.
+        not grow with the prefix. With `rows` and `columns` the mask is padded to `(1, G, rows, columns)`: padding rows see
+        what the root sees, padding columns are seen by none.
         """
-        q, end = len(tree) + 1, length + len(tree) + 1
-        rows = self._groups * q
-        if self._rows.shape[0] < rows or self._rows.shape[1] < end:
-            shape = max(rows, self._rows.shape[0]), max(end, self._room, self._rows.shape[1] * 3 // 2)
+        q = rows or len(tree) + 1
+        end = columns or length + q
+        if self._rows.shape[0] < self._groups * q or self._rows.shape[1] < end:
+            shape = max(self._groups * q, self._rows.shape[0]), max(end, self._room, self._rows.shape[1] * 3 // 2)
             shape = (-(-size // ROOM) * ROOM for size in shape)
             self._rows = torch.zeros(*shape, dtype=self._dtype, device=self._device)
+            if columns:
+                self._rows[:, length:] = -torch.inf
         else:
             self._rows[:, self._clean : length] = 0
         self._clean = length
-        mask = self._rows[:rows].view(self._groups, q, -1)[None, :, :, :end]
-        mask[..., length:] = torch.from_numpy(tree_mask(tree))
+        mask = self._rows[: self._groups * q].view(self._groups, q, -1)[None, :, :, :end]
+        own = tree_mask(tree)
+        if q > len(own):
+            own = np.pad(own, (0, q - len(own)), constant_values=-np.inf)
+            own[len(tree) + 1 :, 0] = 0
+        mask[..., length : length + q] = torch.from_numpy(own)
         return mask

@@ -12,6 +12,7 @@ Shapes: H key-value heads, P committed rows, q appended rows, d head width.
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+DENSE = torch.contiguous_format
 GROWTH = 256  # rows added beyond what is needed when a buffer has to grow
 
 
@@ -20,16 +21,20 @@ class PathLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, room: int = 0):
+    def __init__(self, room: int = 0, static: bool = False):
         super().__init__()
         self.length = 0
-        self._room = room
+        self.slots: torch.Tensor | None = (
+            None  # while set: the rows (q,) that the next update writes, all rows come back
+        )
+        self._room, self._static = room, static
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate both buffers in the dtype, on the device and with the head widths of the first states."""
-        room = max(self._room, key_states.shape[-2] + GROWTH)
-        self.keys = key_states.new_empty(*key_states.shape[:-2], room, key_states.shape[-1])
-        self.values = value_states.new_empty(*value_states.shape[:-2], room, value_states.shape[-1])
+        room = self._room if self._static else max(self._room, key_states.shape[-2] + GROWTH)
+        empty = torch.zeros_like if self._static else torch.empty_like  # rows that a mask hides must still be numbers
+        self.keys = empty(key_states[..., :1, :].expand(*key_states.shape[:-2], room, -1), memory_format=DENSE)
+        self.values = empty(value_states[..., :1, :].expand(*value_states.shape[:-2], room, -1), memory_format=DENSE)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -37,6 +42,10 @@ class PathLayer(CacheLayerMixin):
         """Append `(1, H, q, d)` rows in place; return views `(1, H, length, d)` of all rows in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.slots is not None:
+            return self.keys.index_copy_(-2, self.slots, key_states), self.values.index_copy_(
+                -2, self.slots, value_states
+            )
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
             self.keys, self.values = self._grown(self.keys, end), self._grown(self.values, end)
@@ -74,9 +83,12 @@ class PathLayer(CacheLayerMixin):
 class PathCache(Cache):
     """One `PathLayer` per attention layer, made as the layers ask for them."""
 
-    def __init__(self, room: int = 0):
-        """Reserve `room` rows per layer at the first update (0: a little more than the first update brings)."""
-        super().__init__(layer_class_to_replicate=lambda: PathLayer(room))
+    def __init__(self, room: int = 0, static: bool = False):
+        """Reserve `room` rows per layer at the first update (0: a little more than the first update brings).
+
+        `static` fills the reserve with zeros, for passes that read all of it (see `glance.static`).
+        """
+        super().__init__(layer_class_to_replicate=lambda: PathLayer(room, static))
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""

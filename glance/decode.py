@@ -23,6 +23,7 @@ from transformers import DynamicCache
 
 from glance.drafters import BlockDrafter, Drafter
 from glance.session import Choice, Clock, Round, Settings, Stats, Stream
+from glance.static import static_pass
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree, children_of
 from glance.width import AutoDrafter
@@ -51,7 +52,8 @@ def generate(
             pays for itself, see `glance.width`.
         positions: how the prompt enters the target; default plain positions, `VisionPositions` for images.
         return_stats: also return `Stats`.
-        settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer.
+        settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer,
+            compile.
 
     Returns:
         ids (1, P + n), prompt included as in transformers' `generate`; with `return_stats`, `(ids, Stats)`.
@@ -96,7 +98,8 @@ def decode(
     check_verifiable(model, reach=reach, chain=drafter.chain)
     choose, stats = Choice(settings), Stats(timing=settings.timing)
     listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
-    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach, end=end) as target:
+    static = static_pass(model, drafter.layer_ids, drafter.reach + 1) if settings.compile else None
+    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach, end=end, static=static) as target:
         clock = Clock(target.device)
         drafter.begin(target, clock.lap)
         clock.open("legacy")

@@ -38,6 +38,7 @@ class Settings:
         timing: which of the two conventions `Stats.ms_per_token` reports.
         on_round: called with every `Round`.
         streamer: a transformers streamer; it receives every committed token in order.
+        compile: run verify passes with static shapes through `torch.compile` (see `glance.static`); off by default.
     """
 
     max_new_tokens: int = 256
@@ -49,6 +50,7 @@ class Settings:
     timing: str = "decode_only"
     on_round: Callable[["Round"], None] | None = None
     streamer: Any = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

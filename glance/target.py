@@ -172,11 +172,17 @@ class Target:
         *,
         room: int = 0,
         end: int | None = None,
+        static: Any = None,
     ):
-        """Reserve `room` cache rows; no token at place `end` or after it will be kept, so none asks for its position."""
+        """Reserve `room` cache rows; no token at place `end` or after it will be kept, so none asks for its position.
+
+        `static` is a `glance.static.StaticPass` that verifies instead of the model's own forward.
+        """
         self.model = model
         self.positions = positions
-        self.cache = PathCache(room)
+        self.static = static
+        room = static.reserve(room) if static else room
+        self.cache = PathCache(room, static is not None)
         self.kept = KeptStates(model, layer_ids)
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.get_input_embeddings().weight.dtype
@@ -211,23 +217,21 @@ class Target:
     def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
         """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
         n = len(tree)
-        steps = torch.zeros(2, n + 1, dtype=torch.long)  # tokens, depths
-        steps[0, 0] = root
+        steps = torch.zeros(2, self.static.rows if self.static else n + 1, dtype=torch.long)  # tokens, depths
+        steps[0] = root
         if n:
-            steps[0, 1:] = torch.from_numpy(tree.tokens)
-            steps[1, 1:] = torch.from_numpy(tree.depths)
+            steps[0, 1 : n + 1] = torch.from_numpy(tree.tokens)
+            steps[1, 1 : n + 1] = torch.from_numpy(tree.depths)
             if self.end is not None:  # a table of learned positions may stop where the text must
                 steps[1].clamp_(max=self.end - 1 - self.length)
         steps = steps.to(self.device)
-        mask = self._mask(tree)
+        ids, positions, mask = steps[:1], self._rope_positions(steps[1]), self._mask(tree)
         with self._grouped:
-            output = self.model(
-                input_ids=steps[:1],
-                position_ids=self._rope_positions(steps[1]),
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-            )
+            if self.static:
+                logits, self._states = self.static(self.model, ids, positions, mask, self.cache, self.length)
+                return logits[0, : n + 1]
+            inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+            output = self.model(**inputs, past_key_values=self.cache, use_cache=True)
         self._states = self.kept.take()
         return output.logits[0]
 
@@ -248,4 +252,7 @@ class Target:
 
     def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
         """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""
+        if self.static:
+            columns = self.cache.layers[0].keys.shape[-2]
+            return self._masks.write(tree, self.length, rows=self.static.rows, columns=columns)
         return self._masks.write(tree, self.length) if len(tree) and self.masked else None

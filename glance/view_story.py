@@ -40,7 +40,7 @@ _RHYTHM = """
 """
 _BESIDE = """
  .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24em),1fr));gap:.4em 2em;align-items:start}
- .two>div{min-width:0} .text{white-space:pre-wrap;margin:.2em 0} img{width:384px;max-width:100%}
+ .two>div{min-width:0} .text{white-space:pre-wrap;overflow-wrap:anywhere;margin:.2em 0} img{width:384px;max-width:100%}
 """
 
 
@@ -91,7 +91,7 @@ def walk(round: Any, words: Any = None) -> View:
             tokens.append(scene.label(kid))
         here, target = scene.label(node), visible(scene.spell(told), 24)
         agreed = any(int(scene.tree.tokens[kid]) == told for kid in kids.get(node, ()))
-        then = "accepted" if agreed else "the bonus: the walk ends"
+        then = "accepted" if agreed else "bonus, the end"
         code = f'<code class="{"a t" if agreed else "x t"}">{escape(target, False)}</code>'
         drafted = "".join(cells) or "none"
         rows.append(

@@ -238,7 +238,9 @@ def mask_svg(scene: Scene) -> str:
     sees = ancestor_matrix(scene.tree)[[[i + 1] for i in order], [i + 1 for i in order]].tolist()
     pitch = max(9, min(14, 420 // len(order)))
     font, prefix = min(pitch, 11) - 1, 3 * pitch
-    top = ceil(max(map(width_of, labels)) * font * 0.61) + 8  # height of the column labels, width of the row labels
+    top = (
+        ceil(max(map(width_of, [*labels, "prefix"])) * font * 0.61) + 8
+    )  # height of the column labels, width of the row labels
     left, size = top + prefix, len(order) * pitch
     accepted = {ROOT, *scene.path} if scene.root is not None else set()
     rows, columns = [], f'<text x="{4 - top}" y="{top + prefix // 2}">prefix</text>'

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from view_rounds import make_rounds, page, words
 
-from glance import view
+from glance import view, view_story
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -150,6 +150,19 @@ def test_stepping_by_keyboard(show):
     assert shown(browser) == [len(ROUNDS) - 2]
 
 
+def test_a_tree_grows_node_by_node(show):
+    browser = show(view_story.growth(LONG, words, first=5))
+    there = """return [...document.querySelectorAll('.tree .n')].filter(g => getComputedStyle(g).opacity === '1')
+      .map(g => +g.classList[1].slice(1)).sort((a, b) => a - b)"""
+    assert browser.execute_script(there) == list(range(5)) and shown(browser) == [4]
+    browser.find_elements(By.CSS_SELECTOR, ".d>input")[9].click()
+    assert browser.execute_script(there) == list(range(10)) and shown(browser) == [9]
+    ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
+    assert browser.execute_script(there) == list(range(11))
+    hover(browser, ".r>rect")
+    assert browser.execute_script(there) == list(range(11)), "pointing at a node brings none that is not there yet"
+
+
 def test_stream_says_its_round(show):
     browser = show(view.stream(ROUNDS, words))
     hover(browser, ".c:nth-child(3)")
@@ -172,6 +185,10 @@ def test_every_view_fits_the_page_and_is_quiet(show, width, dark):
         "stream": view.stream(ROUNDS, words),
         "round": view.round(LONG, ROUNDS, words),
         "decode": view.decode(ROUNDS, words, prompt="W" * 300),
+        "growth": view_story.growth(LONG, words),
+        "walk": view_story.walk(LONG, words),
+        "rhythm": view_story.rhythm({"one": ROUNDS, "two": ROUNDS[:3]}),
+        "beside": view_story.beside(view.stream(ROUNDS, words), "W" * 300, titles=["a", "b"]),
     }
     for name, one in views.items():
         show(one, width=width, dark=dark)

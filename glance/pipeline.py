@@ -103,6 +103,7 @@ def execute(plan: Sequence[tuple[str, Mapping[str, Any]]], *, say: Any = print) 
         say(f"[{number}/{len(plan)}] {notebook}")
         executed = folder / f"{notebook}.ipynb"
         settings = {"kernel_name": "python3", "cwd": str(NOTEBOOKS), "progress_bar": False, "stdout_file": sys.stdout}
+        settings["extra_arguments"] = ["--IPKernelApp.log_level=40"]  # errors alone: its warnings are of sockets
         try:
             # In a thread of its own, so that it also runs from inside a notebook, where a loop is already running.
             with ThreadPoolExecutor(1) as pool:

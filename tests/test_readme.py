@@ -35,7 +35,7 @@ def test_every_file_of_the_house_has_a_caption():
 
 
 def test_the_index_names_functions_and_files_that_are_there():
-    rows = re.findall(r"\| ([\w-]+) \| `(\w+)\.(\w+)` \| \[(figures/[\w.]+)\]", TEXT)
+    rows = re.findall(r"\| ([\w-]+) \| `(\w+)\.(\w+)` \| \[(figures/[\w.-]+)\]", TEXT)
     assert len(rows) >= 8
     for notebook, module, function, path in rows:
         assert inspect.isfunction(getattr(import_module(f"glance.{module}"), function))

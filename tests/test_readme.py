@@ -25,10 +25,10 @@ def test_every_file_of_the_house_has_a_caption():
         name, _, caption = line.strip().partition(" ")
         assert caption.strip(), f"{name} has no caption"
         if not line.startswith(" "):
-            folder = ""
-        named.add(folder + name)
-        if name.endswith("/"):
-            folder = folder + name if line.startswith(" ") else name
+            folder = name if name.endswith("/") else ""
+            named.add(name)
+        else:
+            named.add(folder + name)
     modules = {f"glance/{path.name}" for path in (ROOT / "glance").glob("*.py") if not path.name.startswith("__")}
     assert modules - named == set(), "modules without a caption"
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,0 +1,122 @@
+"""What a round may cost beside the forwards: two transfers to the host, no state of a layer that no head reads."""
+
+import gc
+import weakref
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from toys import RandomDrafter, block_head, text_prompt, text_target
+
+import glance
+from glance.decode import decode, greedy_generate
+from glance.session import Settings
+from glance.target import StreamPositions, Target, decoder_layers
+from glance.width import AutoDrafter, RoundCosts
+
+TO_HOST = ("item", "tolist", "cpu", "numpy", "__int__", "__bool__", "__float__", "__index__", "nonzero", "__array__")
+
+
+class Transfers(TorchFunctionMode):
+    """Stands for a device's stream: notes every call by which the host would wait for a tensor's values."""
+
+    def __init__(self, *modules):
+        super().__init__()
+        self.calls, self._inside = [], 0
+        for module in modules:  # what a model does in its own forward is its own
+            module.register_forward_pre_hook(lambda *_: setattr(self, "_inside", self._inside + 1))
+            module.register_forward_hook(lambda *_: setattr(self, "_inside", self._inside - 1))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in TO_HOST and not self._inside:
+            self.calls.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("budget", [31, "auto"])
+@pytest.mark.parametrize("branch_k", [1, 8])
+def test_one_transfer_of_the_draft_and_one_of_the_choices_a_round(budget, branch_k):
+    model, ids = text_target(), text_prompt(11)
+    head = block_head(model)
+    glance.generate(head, model, ids, 3, budget=budget, branch_k=branch_k)  # measures the costs of "auto"
+    with Transfers(model, head) as transfers:
+        marks = []
+        glance.generate(
+            head,
+            model,
+            ids,
+            40,
+            budget=budget,
+            branch_k=branch_k,
+            on_round=lambda r: marks.append(len(transfers.calls)),
+        )
+    assert len(marks) > 5
+    per_round = [b - a for a, b in pairwise(marks)]
+    # .cpu().numpy() is one transfer told as two calls; .tolist() is the choices'. A plain step has the choices' alone.
+    assert set(map(tuple, split(transfers.calls[marks[0] :], per_round))) <= {
+        ("cpu", "numpy", "tolist"),
+        ("tolist",),
+    }
+
+
+def split(calls, counts):
+    """Cut a list into pieces of these lengths."""
+    pieces, at = [], 0
+    for count in counts:
+        pieces.append(calls[at : at + count])
+        at += count
+    return pieces
+
+
+def test_the_oracle_has_one_transfer_a_step():
+    model = text_target()
+    with Transfers(model) as transfers:
+        greedy_generate(model, text_prompt(11), 5)
+        few = len(transfers.calls)
+        greedy_generate(model, text_prompt(11), 25)
+    assert len(transfers.calls) - few == few + 20
+
+
+def test_a_prefill_holds_the_kept_layers_states_alone():
+    """While the last layer runs, of the layers before it only the kept ones' outputs are alive."""
+    model, alive, outputs = text_target(), [], []
+    layers = decoder_layers(model)
+
+    def note(module, args, output):
+        gc.collect()
+        alive.append([i for i, ref in enumerate(outputs) if ref() is not None])
+        outputs.append(weakref.ref(output if isinstance(output, torch.Tensor) else output[0]))
+
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    with torch.inference_mode(), Target(model, StreamPositions(), (0, 2)) as target:
+        _, fused = target.prefill(text_prompt(50))
+        assert fused.shape == (1, 50, 64)
+        gc.collect()
+        assert [ref() for ref in outputs] == [None] * len(layers)  # the fused copy is all that is left
+    for hook in hooks:
+        hook.remove()
+    assert set(alive[-1]) <= {0, 2, len(layers) - 2} and 1 not in alive[-1]
+
+
+def test_states_of_rounds_without_a_draft_wait_for_the_next():
+    """A head that is never worth its draft still finds every committed state when it is probed."""
+    model, ids, seen = text_target(), text_prompt(11), []
+    head = block_head(model)
+    drafter = AutoDrafter(head, costs=RoundCosts((0, 31), (1.0, 5.0), 3.0))
+    drafter._block.draft, draft = (
+        lambda root, fused: seen.append(fused.shape[1]) or draft(root, fused),
+        drafter._block.draft,
+    )
+    out, stats = decode(drafter, model, ids, Settings(60))
+    assert torch.equal(out, greedy_generate(model, ids, 60))
+    places = [r.start for r in stats.rounds if len(r.top_ids)]
+    assert len(places) < 8 and max(seen[1:]) > 8 and [sum(seen[: i + 1]) for i in range(len(seen))] == places
+
+
+def test_a_round_does_not_read_what_the_drafter_does_not_ask_for():
+    model, ids = text_target(), text_prompt(11)
+    stream = greedy_generate(model, ids, 60)[0].tolist()
+    out, _ = decode(RandomDrafter(stream), model, ids, Settings(20))
+    assert out[0].tolist() == stream[:31]

@@ -39,8 +39,9 @@ def hash_folder(folder: Path) -> str:
 
 
 def list_hashes(data: Path) -> dict[str, str]:
-    """Return the hashes of what is shipped: each file of the target, each set, the word lists."""
-    hashes = {f"target/{path.name}": hash_file(path) for path in sorted((data / "target").iterdir())}
+    """Return the hashes of what is shipped: each file of target and head, each set, the word lists."""
+    folders = [folder for folder in ("target", "head") if (data / folder).is_dir()]
+    hashes = {f"{name}/{path.name}": hash_file(path) for name in folders for path in sorted((data / name).iterdir())}
     return hashes | {f"{name}/": hash_folder(data / name) for name in ("eval", "seen", "words")}
 
 
@@ -191,6 +192,42 @@ only, so from layer 1 on a kept state equals the next layer's input; a block hea
 """
 
 
+def describe_head(data: Path) -> str:
+    """Return the card's section on the block head, from `head.json`; says so where no head is shipped yet."""
+    if not (data / "head.json").is_file():
+        return "## The block head\nNone is shipped beside this target."
+    head = json.loads((data / "head.json").read_text())
+    figures, settings = head["figures"], head["settings"]
+    columns = ["task", "arm", "tau", "tau, no cut rounds", "ms/token", "speedup", "repeated 4-grams", "identical"]
+    rows = [
+        [
+            row.get("task", "all"),
+            row["arm"],
+            *(show(row[key], 2) for key in ("tau", "tau_uncut", "ms_per_token", "speedup")),
+        ]
+        + [show(row["repeats"], 3), f"{row['identical']} of {row['n']}"]
+        for row in [*figures["rows"], *figures["pooled"]]
+    ]
+    accepted = head["acceptance"]
+    offsets = [
+        [offset, show(decode, 3), show(forced, 3)]
+        for offset, (decode, forced) in enumerate(
+            zip(accepted["decode"], accepted["teacher_forced"], strict=True), start=1
+        )
+    ]
+    return f"""## The block head
+`head/` is a `dflash.DFlashDraftModel` of {settings["layers"]} layers for this target: block {settings["block"]}, kept layers
+{settings["kept"]}, trained by `glance pocket train-head` on the target's own greedy text. Measured on {figures["n"]} prompts
+per task of `eval/` in fp32, all arms in one process; speedups move with the machine and what else it does.
+
+{tabulate(columns, rows)}
+
+Accepted up to an offset, in real decoding and teacher-forced (share of rounds):
+
+{tabulate(["offset", "decode", "teacher-forced"], offsets)}
+"""
+
+
 def write_card(data: Path, parameters: int) -> str:
     """Write `CARD.md` from `evaluation.json` and `training.json` of the pocket's data folder and return it."""
     evaluation = json.loads((data / "evaluation.json").read_text())
@@ -214,6 +251,7 @@ did not draw.
 
 {describe_reading(evaluation)}
 {describe_making(training)}
+{describe_head(data)}
 ## What it cannot do
 It reads pages like these and nothing else: no photographs, no handwriting, no other size of image, no question that is not
 one of the tasks' own. It does not compare or add: a look-up is found in what it has just transcribed. Captions name eight

@@ -204,8 +204,9 @@ def describe_head(data: Path) -> str:
             row.get("task", "all"),
             row["arm"],
             *(show(row[key], 2) for key in ("tau", "tau_uncut", "ms_per_token", "speedup")),
+            show(row["repeats"], 3),
+            f"{row['identical']} of {row['n']}",
         ]
-        + [show(row["repeats"], 3), f"{row['identical']} of {row['n']}"]
         for row in [*figures["rows"], *figures["pooled"]]
     ]
     accepted = head["acceptance"]

@@ -199,16 +199,11 @@ def describe_head(data: Path) -> str:
     head = json.loads((data / "head.json").read_text())
     figures, settings = head["figures"], head["settings"]
     columns = ["task", "arm", "tau", "tau, no cut rounds", "ms/token", "speedup", "repeated 4-grams", "identical"]
-    rows = [
-        [
-            row.get("task", "all"),
-            row["arm"],
-            *(show(row[key], 2) for key in ("tau", "tau_uncut", "ms_per_token", "speedup")),
-            show(row["repeats"], 3),
-            f"{row['identical']} of {row['n']}",
-        ]
-        for row in [*figures["rows"], *figures["pooled"]]
-    ]
+    rows = []
+    for row in [*figures["rows"], *figures["pooled"]]:
+        numbers = (show(row[key], 2) for key in ("tau", "tau_uncut", "ms_per_token", "speedup"))
+        same = f"{row['identical']} of {row['n']}"
+        rows.append([row.get("task", "all"), row["arm"], *numbers, show(row["repeats"], 3), same])
     accepted = head["acceptance"]
     offsets = [
         [offset, show(decode, 3), show(forced, 3)]

@@ -117,10 +117,14 @@ def bench_oracle(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def bench_decode(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
-    """Time whole decodes of one text: oracle, dflash's chain loop, our chain, trees, automatic width."""
+    """Time whole decodes of one text at the shortest and longest prefix: oracle, dflash's chain, ours, trees, auto."""
+    return [row for prefix in (prefixes[0], prefixes[-1]) for row in _decode_rows(repeats, prefix)]
+
+
+def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
     from dflash.model import dflash_generate
 
-    model, ids, n = random_target(), random_prompt(prefixes[0]), 96
+    model, ids, n = random_target(), random_prompt(prefix), 96
     stream = greedy_generate(model, ids, n)[0].tolist()
     head = KnowingHead(random_head(model), greedy_generate(model, ids, n + 64)[0].tolist())
     variants: dict[str, Callable] = {
@@ -134,8 +138,8 @@ def bench_decode(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
         if run()[0].tolist() != stream:
             raise ValueError(f"{name} does not decode the oracle's text: speed means nothing before that")
     ms = alternate(variants, repeats)
-    return ratios(ms, "oracle", prefix=ids.shape[1]) + ratios(
-        {name: ms[name] for name in ("dflash chain", "chain")}, "dflash chain", prefix=ids.shape[1]
+    return ratios(ms, "oracle", prefix=prefix) + ratios(
+        {name: ms[name] for name in ("dflash chain", "chain")}, "dflash chain", prefix=prefix
     )
 
 

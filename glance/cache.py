@@ -12,12 +12,14 @@ Shapes: H key-value heads, P committed rows, q appended rows, d head width.
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-DENSE = torch.contiguous_format
 GROWTH = 256  # rows added beyond what is needed when a buffer has to grow
 
 
 class PathLayer(CacheLayerMixin):
-    """One layer's keys and values: two buffers `(1, H, room, d)` of which the first `length` rows are in use."""
+    """One layer's keys and values: `(1, H, room, d)` each, of which the first `length` rows are in use.
+
+    Both lie in one buffer where their shapes agree, so that moving rows is one call.
+    """
 
     is_sliding = False
 
@@ -31,12 +33,21 @@ class PathLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate both buffers in the dtype, on the device and with the head widths of the first states."""
-        room = self._room if self._static else max(self._room, key_states.shape[-2] + GROWTH)
-        empty = torch.zeros_like if self._static else torch.empty_like  # rows that a mask hides must still be numbers
-        self.keys = empty(key_states[..., :1, :].expand(*key_states.shape[:-2], room, -1), memory_format=DENSE)
-        self.values = empty(value_states[..., :1, :].expand(*value_states.shape[:-2], room, -1), memory_format=DENSE)
         self.dtype, self.device = key_states.dtype, key_states.device
+        room = self._room if self._static else max(self._room, key_states.shape[-2] + GROWTH)
+        self._reserve(key_states, value_states, room)
         self.is_initialized = True
+
+    def _reserve(self, keys: torch.Tensor, values: torch.Tensor, room: int) -> None:
+        """Make buffers of `room` rows with the heads and widths of `keys` and `values`; one for both where they agree."""
+        make = torch.zeros if self._static else torch.empty  # rows that a mask hides must still be numbers
+        shapes = [(*states.shape[:-2], room, states.shape[-1]) for states in (keys, values)]
+        if shapes[0] == shapes[1]:
+            self._buffers = [make(2, *shapes[0], dtype=self.dtype, device=self.device)]
+            self.keys, self.values = self._buffers[0]
+        else:
+            self._buffers = [make(shape, dtype=self.dtype, device=self.device) for shape in shapes]
+            self.keys, self.values = self._buffers
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Append `(1, H, q, d)` rows in place; return views `(1, H, length, d)` of all rows in use."""
@@ -48,22 +59,19 @@ class PathLayer(CacheLayerMixin):
             )
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
-            self.keys, self.values = self._grown(self.keys, end), self._grown(self.values, end)
+            keys, values = self.keys[..., : self.length, :], self.values[..., : self.length, :]
+            # geometric, so growing costs O(1) a row over a decode
+            self._reserve(keys, values, max(end + GROWTH, self.keys.shape[-2] * 3 // 2))
+            self.keys[..., : self.length, :], self.values[..., : self.length, :] = keys, values
         self.keys[..., self.length : end, :] = key_states
         self.values[..., self.length : end, :] = value_states
         self.length = end
         return self.keys[..., :end, :], self.values[..., :end, :]
 
-    def _grown(self, buffer: torch.Tensor, need: int) -> torch.Tensor:
-        room = max(need + GROWTH, buffer.shape[-2] * 3 // 2)  # geometric, so growing costs O(1) a row over a decode
-        grown = buffer.new_empty(*buffer.shape[:-2], room, buffer.shape[-1])
-        grown[..., : self.length, :] = buffer[..., : self.length, :]
-        return grown
-
     def keep_path(self, start: int, rows: torch.Tensor | None, count: int) -> None:
         """Cut back to `start + count` rows; `rows` (absolute numbers) go to the places after `start`, None = in place."""
         if rows is not None:
-            for buffer in (self.keys, self.values):
+            for buffer in self._buffers:
                 buffer[..., start : start + count, :] = buffer.index_select(-2, rows)
         self.length = start + count
 

@@ -25,7 +25,7 @@ from glance.drafters import BlockDrafter, Drafter
 from glance.session import Choice, Clock, Round, Settings, Stats, Stream
 from glance.static import static_pass
 from glance.target import Positions, StreamPositions, Target, check_verifiable
-from glance.tree import ROOT, CandidateTree, children_of
+from glance.tree import ROOT, CandidateTree
 from glance.width import AutoDrafter
 
 
@@ -136,7 +136,6 @@ def decode(
                 choices=choices,
                 entropy=entropy,
                 truncated=len(committed) <= len(path),
-                extended=bool(len(tree)) and int(tree.depths.max()) > len(draft.top_ids),
                 ms=clock.laps,
                 top_ids=draft.top_ids,
                 top_logprobs=draft.top_logprobs,
@@ -159,12 +158,12 @@ def walk(tree: CandidateTree, choices: list[int]) -> tuple[list[int], int]:
     Returns:
         The path's node indices, and the bonus: the target's choice where it left the tree.
     """
-    children = children_of(tree)
     path: list[int] = []
     at = ROOT
-    while (child := children.get(at, {}).get(choices[at + 1])) is not None:
-        path.append(child)
-        at = child
+    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        if parent == at and token == choices[at + 1]:  # children come after their parents
+            path.append(node)
+            at = node
     return path, choices[at + 1]
 
 

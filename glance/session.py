@@ -13,6 +13,7 @@ The file knows nothing of models, heads or caches.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -80,7 +81,6 @@ class Round:
     choices: list[int]  # (N+1,) what the target chose after the root and after each node
     entropy: float  # nats, of the target's distribution at the root
     truncated: bool
-    extended: bool  # whether the tree reaches past the block
     ms: dict[str, float]  # draft, tree, verify, commit
     top_ids: np.ndarray  # (B-1, K) the draft's marginals
     top_logprobs: np.ndarray  # (B-1, K)
@@ -89,6 +89,11 @@ class Round:
     def tree_size(self) -> int:
         """Return N, the number of nodes."""
         return len(self.tree)
+
+    @property
+    def extended(self) -> bool:
+        """Say whether the tree reaches past the block."""
+        return bool(len(self.tree)) and int(self.tree.depths.max()) > len(self.top_ids)
 
 
 @dataclass
@@ -170,8 +175,7 @@ class Choice:
         """Choose for each row of `(n, V)`; return n ids and row 0's entropy in nats, in one transfer to the host."""
         logits = logits.float()
         top, ids = logits.max(dim=-1)
-        logp = logits[0].log_softmax(-1)
-        entropy = -(logp.exp() * logp).nan_to_num(0.0).sum()  # a token of probability 0 adds nothing
+        entropy = torch.special.entr(logits[0].softmax(-1)).sum()
         if self._warpers:
             scores = logits
             for warper in self._warpers:
@@ -180,9 +184,9 @@ class Choice:
             ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
         packed = torch.cat([ids.float(), top, entropy[None]]).tolist()  # ids are exact in float32 below 2**24
         n = len(logits)
-        if not np.isfinite(packed[n : 2 * n]).all():
+        if not isfinite(sum(packed[n : 2 * n])):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
-        return [int(token) for token in packed[:n]], packed[-1]
+        return list(map(int, packed[:n])), packed[-1]
 
 
 class Stream:

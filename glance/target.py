@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -217,15 +218,13 @@ class Target:
     def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
         """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
         n = len(tree)
-        steps = torch.zeros(2, self.static.rows if self.static else n + 1, dtype=torch.long)  # tokens, depths
-        steps[0] = root
-        if n:
-            steps[0, 1 : n + 1] = torch.from_numpy(tree.tokens)
-            steps[1, 1 : n + 1] = torch.from_numpy(tree.depths)
-            if self.end is not None:  # a table of learned positions may stop where the text must
-                steps[1].clamp_(max=self.end - 1 - self.length)
-        steps = steps.to(self.device)
-        ids, positions, mask = steps[:1], self._rope_positions(steps[1]), self._mask(tree)
+        steps = np.zeros((2, self.static.rows if self.static else n + 1), np.int64)  # tokens, rope positions
+        steps[0], steps[0, 1 : n + 1], steps[1, 1 : n + 1] = root, tree.tokens, tree.depths
+        if self.end is not None:  # a table of learned positions may stop where the text must
+            np.minimum(steps[1], self.end - 1 - self.length, out=steps[1])
+        steps[1] += self.length + self.delta
+        ids, positions = torch.from_numpy(steps).to(self.device).split(1)  # (1, q) each
+        positions, mask = positions.expand(self.axes, 1, -1) if self.axes else positions, self._mask(tree)
         with self._grouped:
             if self.static:
                 logits, self._states = self.static(self.model, ids, positions, mask, self.cache, self.length)
@@ -244,11 +243,6 @@ class Target:
         if states is None:
             return None
         return states[:, : len(rows)] if rows == list(range(len(rows))) else states[:, rows]
-
-    def _rope_positions(self, depths: torch.Tensor) -> torch.Tensor:
-        """Turn depths `(q,)` into rope positions: `(1, q)`, or `(A, 1, q)` with all axes equal, as after any prompt."""
-        positions = (depths + (self.length + self.delta))[None]  # (1, q)
-        return positions.expand(self.axes, 1, -1) if self.axes else positions
 
     def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
         """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""

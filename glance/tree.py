@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = -1
+_ADDITIVE = np.array([-np.inf, 0.0], dtype=np.float32)  # hidden, visible
 
 
 class Node(NamedTuple):
@@ -109,7 +110,7 @@ class CandidateTree(Sequence):
 
 def make_tree(tokens: Any, parents: Any, depths: Any, ranks: Any, logps: Any) -> CandidateTree:
     """Build a tree from five sequences of length N."""
-    integers = (np.array(column, dtype=np.int64) for column in (tokens, parents, depths, ranks))
+    integers = np.array([tokens, parents, depths, ranks], dtype=np.int64).reshape(4, -1)
     return CandidateTree(*integers, np.array(logps, dtype=np.float64))
 
 
@@ -203,10 +204,8 @@ def tree_mask(nodes: Sequence, *, prefix: int = 0) -> np.ndarray:
     >>> tree_mask(build_budget_tree([[5, 6]], [[-0.1, -2.5]], budget=2), prefix=1).tolist()[1]
     [0.0, 0.0, 0.0, -inf]
     """
-    visible = ancestor_matrix(nodes)
-    mask = np.zeros((len(visible), prefix + len(visible)), dtype=np.float32)
-    mask[:, prefix:][~visible] = -np.inf
-    return mask
+    own = _ADDITIVE[ancestor_matrix(nodes).view(np.uint8)]
+    return np.pad(own, ((0, 0), (prefix, 0))) if prefix else own
 
 
 def as_tree(nodes: Sequence) -> CandidateTree:
@@ -226,11 +225,10 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
         return [], []
     if ids.shape != logps.shape or ids.ndim != 2:
         raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {logps.shape}")
-    if np.isnan(logps).any():
-        raise ValueError(
-            f"top_logprobs has {int(np.isnan(logps).sum())} NaN entries; -inf is how a candidate is absent"
-        )
-    if logps.shape[1] > 1 and (logps[:, 1:] > logps[:, :-1]).any():
+    sorted_already = logps.shape[1] > 1 and (logps[:, 1:] <= logps[:, :-1]).all()  # which no NaN is
+    if not sorted_already:
+        if nans := int(np.isnan(logps).sum()):
+            raise ValueError(f"top_logprobs has {nans} NaN entries; -inf is how a candidate is absent")
         order = np.argsort(-logps, axis=1, kind="stable")
         ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
     return ids[:, :branch_k].tolist(), logps[:, :branch_k].tolist()

@@ -1,10 +1,11 @@
 """Training the pocket target from nothing: see cells, transcribe lines, then the five tasks.
 
-Four stages in one resumable run. *vision*: the vision tower alone learns the characters of each slot and colour, shape
+Five stages in one resumable run. *vision*: the vision tower alone learns the characters of each slot and colour, shape
 and size of each thing on 64 px strips (`losses.CellHeads`). *transcription*: strips are read out, with the pointer loss
 from the first step (`losses.Pointer`). *tasks*: the five tasks and whole pages of lines, learning rate falling to almost
-nothing. *polish*: the same once more, with four times the weight on what depends on the question. Matrices of blocks
-train with Muon, everything else with AdamW; bfloat16 autocast; no dropout and no sampling in the loop, so a run that is
+nothing. *polish*: the same once more, with four times the weight on what depends on the question. *forms*: a last, longer
+fall in which almost half of the pages are forms, whose lines and look-ups are learned last. Matrices of blocks train with
+Muon, everything else with AdamW; bfloat16 autocast; no dropout and no sampling in the loop, so a run that is
 stopped and resumed takes the same steps, bit for bit, on the same machine and thread count.
 """
 
@@ -59,11 +60,13 @@ class Stage:
 STRIPS = {"lines64": 0.78, "strip64": 0.22}
 PAGES = {"chartqa": 1.0, "docvqa": 1.2, "infovqa": 1.0, "textvqa": 0.9, "caption": 0.9, "lines": 0.4}
 POLISH = {"chartqa": 1.0, "docvqa": 1.4, "infovqa": 1.1, "textvqa": 1.3, "caption": 0.4, "lines": 0.2}
+FORMS = {"chartqa": 1.0, "docvqa": 2.6, "infovqa": 0.7, "textvqa": 1.4, "caption": 0.3, "lines": 0.2}
 PLAN = (
     Stage("vision", STRIPS, 48, 2000, 2e-3, 2e-3, 2e-3, language=False),
     Stage("transcription", STRIPS, 48, 500, 1e-3, 2e-3, 1e-3, floor=0.5),
     Stage("tasks", PAGES, 32, 2000, 1e-3, 2e-3, 1e-3, cells_weight=0.3, floor=0.01),
     Stage("polish", POLISH, 32, 800, 7e-4, 1.4e-3, 7e-4, cells_weight=0.2, asked_weight=4.0, warmup=30, floor=0.01),
+    Stage("forms", FORMS, 32, 2000, 7e-4, 1.4e-3, 7e-4, cells_weight=0.2, asked_weight=4.0, warmup=30, floor=0.01),
 )
 
 

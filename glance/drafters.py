@@ -133,13 +133,12 @@ class BlockDrafter:
             use_cache=True,
         )[:, -n_masked:].to(self._target.device, self._target.dtype)
         self._cache.truncate(place)
-        logits = block_logits(head, model, hidden)[0].float()  # (B-1, V)
+        logprobs = block_logits(head, model, hidden)[0].float().log_softmax(-1)  # (B-1, V)
         if self.chain and hasattr(head, "propose"):  # a head with its own way through the block: dflash's second kind
             anchor = ids[:, len(known) - 1]
             top_ids = head.propose(hidden, anchor, model.get_output_embeddings(), 0.0)[0].T  # (B-1, 1)
-            top_logits = logits.gather(-1, top_ids)
+            top_logprobs = logprobs.gather(-1, top_ids)
         else:
-            top_logits, top_ids = logits.topk(min(self.branch_k, logits.shape[-1]), dim=-1)  # (B-1, K)
-        logprobs = top_logits - logits.logsumexp(-1, keepdim=True)
-        packed = torch.stack([logprobs, top_ids.float()]).cpu().numpy()  # ids are exact in float32 below 2**24
+            top_logprobs, top_ids = logprobs.topk(min(self.branch_k, logprobs.shape[-1]), dim=-1)  # (B-1, K)
+        packed = torch.stack([top_logprobs, top_ids.float()]).cpu().numpy()  # ids are exact in float32 below 2**24
         return Draft(packed[1].astype(np.int64), packed[0].astype(np.float64))

@@ -242,7 +242,9 @@ class Target:
         states, self._states = self._states, None
         if states is None:
             return None
-        return states[:, : len(rows)] if rows == list(range(len(rows))) else states[:, rows]
+        if rows == list(range(len(rows))):
+            return states[:, : len(rows)]
+        return states.index_select(1, torch.tensor(rows, device=states.device))
 
     def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
         """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,10 +226,10 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
         return [], []
     if ids.shape != logps.shape or ids.ndim != 2:
         raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {logps.shape}")
-    sorted_already = logps.shape[1] > 1 and (logps[:, 1:] <= logps[:, :-1]).all()  # which no NaN is
-    if not sorted_already:
+    rows = logps.tolist()
+    if len(rows[0]) == 1 or not all(a >= b for row in rows for a, b in pairwise(row)):  # so a NaN gets here
         if nans := int(np.isnan(logps).sum()):
             raise ValueError(f"top_logprobs has {nans} NaN entries; -inf is how a candidate is absent")
         order = np.argsort(-logps, axis=1, kind="stable")
-        ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
-    return ids[:, :branch_k].tolist(), logps[:, :branch_k].tolist()
+        ids, rows = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1).tolist()
+    return ids[:, :branch_k].tolist(), [row[:branch_k] for row in rows]

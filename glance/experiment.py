@@ -26,8 +26,9 @@ from glance.session import Stats
 from glance.summary import pooled_tau
 from glance.target import StreamPositions, Target
 from glance.tasks import Prompt, encode, load_tasks, task_names
-from glance.tree import make_tree
+from glance.tree import build_budget_tree
 from glance.vl import VisionPositions, load_target
+from glance.width import time_passes
 
 ARMS = ("ar", "chain", "tree")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -239,27 +240,18 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 15) -> dict[str, Any]:
     """Time single forwards apart from any decode: a plain step, a draft, and a verify pass of N + 1 rows for each budget.
 
-    The passes alternate; medians over `repeats`. They bound the speedup: tau * c_ar / (c_draft + c_verify(N)).
+    `time_passes` says in which order. They bound the speedup: tau * c_ar / (c_draft + c_verify(N)).
     """
     ids, positions = prepare(pair, prompt, plan)
-    times: dict[Any, list[float]] = {}
-    with Target(pair.target, positions, tuple(pair.head.target_layer_ids), room=ids.shape[1] + 512) as target:
+    drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
+    with Target(pair.target, positions, drafter.layer_ids, room=ids.shape[1] + drafter.reach + 1) as target:
         logits, fused = target.prefill(ids)
         root = int(logits.argmax())
-        drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
         drafter.begin(target, lambda name: None)
-        drafter.draft(root, fused)
-        for _ in range(repeats + 2):
-            for what in ("ar", "draft", *budgets):
-                began = perf_counter()
-                if what == "draft":
-                    drafter.draft(root, fused[:, :0])
-                else:
-                    n = 0 if what == "ar" else what
-                    tree = make_tree([root] * n, [-1] * n, [1] * n, list(range(n)), [0.0] * n)
-                    target.verify(root, tree)[0, 0].item()
-                    target.cache.truncate(target.length)
-                times.setdefault(what, []).append(1e3 * (perf_counter() - began))
-    median = {what: float(np.median(values[2:])) for what, values in times.items()}
-    verify = [{"nodes": n, "ms": median[n]} for n in budgets]
-    return {"prefix": ids.shape[1], "ar_ms": median["ar"], "draft_ms": median["draft"], "verify": verify}
+        draft = drafter.draft(root, fused)
+        trees = [
+            build_budget_tree(draft.top_ids, draft.top_logprobs, budget=n, branch_k=plan.branch_k) for n in budgets
+        ]
+        ar_ms, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats)
+    verify = [{"nodes": n, "ms": ms} for n, ms in zip(budgets, verify_ms, strict=True)]
+    return {"prefix": ids.shape[1], "ar_ms": ar_ms, "draft_ms": draft_ms, "verify": verify}

@@ -7,18 +7,20 @@ That a tree's size should follow its cost is public work: Sequoia (arXiv 2402.12
 Conventions that decide numbers:
 
 - Cost: the median of a few timed passes on a grid of sizes, made non-decreasing (isotonic fit), straight lines between.
-  Measured once per target, device, dtype, attention, kind of head and prefix length (to a factor of two), at the first
-  round that needs it, after the first draft; booked as `calibrate`, outside `decode_only`.
+  Each verify pass follows a draft, as in a round; the plain step follows plain steps, and finds its weights in the
+  processor's caches. Measured once per target, device, dtype, attention, kind of head and prefix length (to a factor of
+  two), at the first round that needs it, after the first draft; booked as `calibrate`, outside `decode_only`.
 - Gain: a head's marginals are corrected by what the rounds of this decode showed. At the root and at every accepted node
   with children in the tree, the children's marginals sum to a mass M, and the target's choice is among them (a hit) or
   not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
   too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else what an offset's first candidate
   lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
-- Drafting: while drafted rounds are expected to bring fewer tokens per second than plain steps, rounds skip the draft pass:
-  FIRST_SKIP of them, then one is drafted to see, then twice as many, up to LAST_SKIP. Expected means: by the tree that was
-  verified, priced again with the round's own outcome among the evidence, which is steadier than the outcome itself. Recent
-  rounds count most (RECALL); the head's own word before the first counts as half a round. States of skipped rounds wait
-  for the next draft.
+- Room: a tree is built to twice the size last taken and SPARE more, and cut to the size that pays.
+- Drafting: where drafted rounds are expected to bring fewer tokens per second than plain steps, and the last one did, plain
+  steps follow without a draft: so many that what this round lost is PROBE_SHARE of their time. The next round drafts again,
+  as a probe: it must pay by itself. Expected means: by the tree that was verified, priced again with the round's own outcome
+  among the evidence, which is steadier than the outcome. Recent rounds count most (RECALL); the head's own word before
+  the first counts as one more. States of skipped rounds wait for the next draft.
 
 Everything but the costs is a function of the rounds so far: equal rounds and costs give equal trees. Exactness does not
 depend on any of it.
@@ -28,6 +30,7 @@ Shapes: D offsets, K branch, N nodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil, log
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,18 +45,20 @@ from glance.tree import ROOT, CandidateTree, build_budget_tree, make_tree
 
 GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
 REPEATS = 5
+SPARE = 16  # nodes that a tree is built beyond twice the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
 RECALL = 0.7  # weight of a drafted round in the rate of drafted rounds, one drafted round later
-FIRST_SKIP, LAST_SKIP = 8, 64  # rounds without a draft pass between two probes
+PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether drafting pays again
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """What the passes of a round cost: a draft, and a verify pass by number of nodes, in milliseconds."""
+    """What passes cost in milliseconds: a draft, a verify pass by number of nodes, a plain step."""
 
     nodes: tuple[int, ...]  # rising, from 0: the plain step
     verify_ms: tuple[float, ...]  # never falling
     draft_ms: float
+    plain_ms: float | None = None  # of a plain step among plain steps; None: verify_ms[0]
 
     def __post_init__(self) -> None:
         rising = all(a < b for a, b in zip(self.nodes, self.nodes[1:], strict=False))
@@ -87,14 +92,20 @@ def fit_monotone(values: Sequence[float]) -> np.ndarray:
 
 
 class Width:
-    """Decides each round's tree size, and whether to draft at all, from costs and from the rounds so far."""
+    """Decides each round's tree size, and whether to draft at all, from costs and from the rounds so far.
 
-    def __init__(self, costs: RoundCosts):
-        self.costs = costs
-        self._plain_ms = costs.verify_ms[0]
+    Attributes:
+        room: how many nodes are worth building next.
+    """
+
+    def __init__(self, costs: RoundCosts, most: int = GRID[-1]):
+        """Choose among trees of up to `most` nodes."""
+        self._ms = costs.draft_ms + costs.verify(most)  # (most + 1,) of a drafted round
+        self._plain_ms = costs.plain_ms or costs.verify_ms[0]
         self._hits = self._expected = self._steps = 0.0  # evidence of the walk's steps, forgetting
-        self._tokens = self._ms = 0.0  # what drafted rounds committed and cost, forgetting
-        self._skip, self._left = FIRST_SKIP, 0
+        self._tokens = self._spent = 0.0  # what drafted rounds commit and cost, forgetting
+        self._left, self._probing = 0, False  # plain rounds before the next draft; whether that one is a probe
+        self.room = most
 
     def wants_draft(self) -> bool:
         """Say whether the next round should draft."""
@@ -103,50 +114,46 @@ class Width:
     def correct(self, top_logprobs: np.ndarray) -> np.ndarray:
         """Return the marginals' log-probabilities `(D, K)` as the evidence so far corrects them."""
         if self._hits <= self._expected:
-            return top_logprobs + np.log((self._hits + 1) / (self._expected + 1))
+            return top_logprobs + log((self._hits + 1) / (self._expected + 1))
         doubt = (self._steps - self._hits + 1) / (self._steps - self._expected + 1)
-        corrected = top_logprobs + np.log(doubt)
+        corrected = top_logprobs + log(doubt)
         corrected[:, 0] = np.log1p(-doubt * (1 - np.exp(top_logprobs[:, 0]).clip(0, 1)))
         return corrected
 
     def size(self, logps: np.ndarray) -> int:
         """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order."""
-        tokens = 1 + np.concatenate([[0.0], np.exp(logps).cumsum()])
-        ms = self.costs.draft_ms + self.costs.verify(len(logps))
-        n = int((tokens / ms).argmax())
-        if not self._ms:  # nothing drafted yet: the head's own word counts as half a round
-            self._tokens, self._ms = tokens[n] / 2, ms[n] / 2
+        tokens = np.concatenate([[1.0], np.exp(logps)]).cumsum()
+        n = int((tokens / self._ms[: len(tokens)]).argmax())
+        if not self._spent:  # nothing drafted yet
+            self._tokens, self._spent = float(tokens[n]), float(self._ms[n])
+        self.room = min(2 * n + SPARE, len(self._ms) - 1)
         return n
 
     def observe(self, report: Round) -> None:
         """Learn from a round."""
-        self._hits, self._expected, self._steps = (FORGET * x for x in (self._hits, self._expected, self._steps))
+        self._hits, self._expected, self._steps = FORGET * self._hits, FORGET * self._expected, FORGET * self._steps
         if not len(report.top_ids):
             self._left -= 1
             return
-        mass = np.exp(report.top_logprobs)[report.tree.depths - 1, report.tree.ranks]  # (N,)
+        tree, said, mass = report.tree, np.exp(report.top_logprobs).tolist(), dict[int, float]()
+        nodes = list(zip(tree.parents.tolist(), tree.depths.tolist(), tree.ranks.tolist(), strict=True))
+        for parent, offset, rank in nodes:
+            mass[parent] = mass.get(parent, 0.0) + said[offset - 1][rank]
         for step, at in enumerate([ROOT, *report.path]):
-            children = report.tree.parents == at
             hit = step < len(report.path)
-            if children.any() and (hit or report.bonus is not None):  # after a cut nobody knows
+            if at in mass and (hit or report.bonus is not None):  # after a cut nobody knows
                 self._hits += hit
-                self._expected += min(1.0, float(mass[children].sum()))
+                self._expected += min(1.0, mass[at])
                 self._steps += 1
-        ms = self.costs.draft_ms + self.costs.verify(len(report.tree))[-1]
-        tokens = 1 + self._path_probabilities(report).sum()
-        self._tokens, self._ms = RECALL * self._tokens + tokens, RECALL * self._ms + ms
-        if self._tokens * self._plain_ms < self._ms:
-            self._left, self._skip = self._skip, min(2 * self._skip, LAST_SKIP)
-        else:
-            self._skip = FIRST_SKIP
-
-    def _path_probabilities(self, report: Round) -> np.ndarray:
-        """Price a round's nodes `(N,)` again, now that its outcome is known."""
-        steps = np.exp(self.correct(report.top_logprobs))[report.tree.depths - 1, report.tree.ranks].tolist()
-        paths: list[float] = []
-        for step, parent in zip(steps, report.tree.parents.tolist(), strict=True):
-            paths.append(step * paths[parent] if parent != ROOT else step)
-        return np.array(paths)
+        now, paths = np.exp(self.correct(report.top_logprobs)).tolist(), []
+        for parent, offset, rank in nodes:
+            paths.append(now[offset - 1][rank] * (paths[parent] if parent != ROOT else 1.0))
+        tokens, ms = 1 + sum(paths), float(self._ms[len(paths)])
+        self._tokens, self._spent = RECALL * self._tokens + tokens, RECALL * self._spent + ms
+        lost = ms - len(report.committed) * self._plain_ms
+        self._probing = lost > 0 and (self._probing or self._tokens * self._plain_ms < self._spent)
+        if self._probing:
+            self._left = ceil(lost / (PROBE_SHARE * self._plain_ms))
 
 
 class AutoDrafter:
@@ -185,7 +192,8 @@ class AutoDrafter:
         draft = self._block.draft(root, fused)
         if self._width is None:
             self._lap("draft")
-            self._width = Width(self._costs or costs_of(self._block, self._target, root, draft))
+            costs = self._costs or costs_of(self._block, self._target, root, draft)
+            self._width = Width(costs, self._block.budget)
             self._lap("calibrate")
         return draft
 
@@ -194,7 +202,7 @@ class AutoDrafter:
         if not len(draft.top_ids):
             return make_tree([], [], [], [], [])
         logps = self._width.correct(draft.top_logprobs)
-        tree = build_budget_tree(draft.top_ids, logps, budget=self._block.budget, branch_k=self._block.branch_k)
+        tree = build_budget_tree(draft.top_ids, logps, budget=self._width.room, branch_k=self._block.branch_k)
         n = self._width.size(tree.logps)
         return CandidateTree(tree.tokens[:n], tree.parents[:n], tree.depths[:n], tree.ranks[:n], tree.logps[:n])
 
@@ -224,18 +232,32 @@ def costs_of(block: BlockDrafter, target: Target, root: int, draft: Draft) -> Ro
 
 
 def measure_costs(block: BlockDrafter, target: Target, root: int, draft: Draft) -> RoundCosts:
-    """Time draft and verify passes behind the committed tokens, which stay as they are; sizes alternate."""
+    """Time passes on the grid of tree sizes, as far as the drafter's trees reach."""
     trees = [build_budget_tree(draft.top_ids, draft.top_logprobs, budget=n, branch_k=block.branch_k) for n in GRID]
     trees = list({len(tree): tree for tree in trees if len(tree) <= block.budget}.values())
-    times: list[list[float]] = []
-    for _ in range(REPEATS + 1):
-        row = [_timed(lambda: block.draft(root, None))]
-        for tree in trees:
-            row.append(_timed(lambda tree=tree: target.verify(root, tree).max(-1).indices.tolist()))
-            target.cache.truncate(target.length)
-        times.append(row)
-    draft_ms, *verify_ms = np.median(times[1:], axis=0).tolist()
-    return RoundCosts(tuple(map(len, trees)), tuple(fit_monotone(verify_ms).tolist()), draft_ms)
+    plain_ms, draft_ms, verify_ms = time_passes(block, target, root, trees, REPEATS)
+    return RoundCosts(tuple(map(len, trees)), tuple(fit_monotone(verify_ms).tolist()), draft_ms, plain_ms)
+
+
+def time_passes(
+    block: BlockDrafter, target: Target, root: int, trees: Sequence[CandidateTree], repeats: int
+) -> tuple[float, float, list[float]]:
+    """Time passes behind the committed tokens, which stay as they are; each in the order in which its loop makes it.
+
+    Returns:
+        Medians in milliseconds: a plain step after plain steps; a draft; a verify pass of each tree, each after a draft.
+    """
+    empty = make_tree([], [], [], [], [])
+
+    def verify(tree: CandidateTree) -> float:
+        ms = _timed(lambda: target.verify(root, tree).max(-1).indices.tolist())
+        target.cache.truncate(target.length)
+        return ms
+
+    rows = [[(_timed(lambda: block.draft(root, None)), verify(tree)) for tree in trees] for _ in range(repeats + 1)]
+    plain = [verify(empty) for _ in range(2 * repeats + 1)]
+    drafts, verified = np.array(rows[1:]).transpose(2, 0, 1)  # (repeats, trees) each
+    return float(np.median(plain[1:])), float(np.median(drafts)), np.median(verified, axis=0).tolist()
 
 
 def _timed(run: Callable[[], Any]) -> float:

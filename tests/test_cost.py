@@ -104,7 +104,7 @@ def test_states_of_rounds_without_a_draft_wait_for_the_next():
     """A head that is never worth its draft still finds every committed state when it is probed."""
     model, ids, seen = text_target(), text_prompt(11), []
     head = block_head(model)
-    drafter = AutoDrafter(head, costs=RoundCosts((0, 31), (1.0, 5.0), 3.0))
+    drafter = AutoDrafter(head, costs=RoundCosts((0, 31), (1.0, 5.0), 0.2))
     drafter._block.draft, draft = (
         lambda root, fused: seen.append(fused.shape[1]) or draft(root, fused),
         drafter._block.draft,

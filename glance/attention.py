@@ -91,15 +91,18 @@ class GroupedAttention:
         self.groups = sizes.pop() if len(sizes) == 1 and self._configs and looks_up and stock else 1
 
     def __enter__(self) -> "GroupedAttention":
-        if self.groups > 1:
-            for config in self._configs:
-                config._attn_implementation_internal = NAME
+        self._name(NAME)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._name("sdpa")
+
+    def _name(self, name: str) -> None:
         if self.groups > 1:
             for config in self._configs:
-                config._attn_implementation_internal = "sdpa"
+                vars(config)["_attn_implementation_internal"] = (
+                    name  # a config's own setter is slow, this runs every round
+                )
 
 
 class MaskBuffer:

@@ -29,7 +29,7 @@ from transformers import DynamicCache
 
 from glance.bench_parts import Forwards, KnowingHead, Stopwatch, random_head, random_prompt, random_target
 from glance.decode import chain_generate, generate, greedy_generate
-from glance.paths import DATA, POCKET
+from glance.paths import BENCH, POCKET
 from glance.rounds import provenance, write_json
 from glance.target import StreamPositions, Target
 from glance.tree import ancestor_matrix, build_budget_tree, tree_mask
@@ -45,7 +45,7 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(SECTIONS), default=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--quick", action="store_true", help="few repeats and short prefixes: a smoke test")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=DATA / "bench")
+    parser.add_argument("--out", type=Path, default=BENCH)
     parser.set_defaults(run=_run)
 
 

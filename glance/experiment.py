@@ -3,7 +3,8 @@
 On each prompt the arms run back to back, in one process, in an order that rotates from prompt to prompt, so that drift of
 the machine falls on all alike. Every arm's ids are compared with `ar`'s on every prompt. Numbers follow `glance.metrics`.
 
-Arms: "ar" the oracle; "chain" the head as a width-1 chain; "tree" at the run's budget; "tree-N" at budget N.
+Arms: "ar" the oracle; "chain" the head as a width-1 chain; "tree" at the run's budget; "tree-N" at budget N; "auto" with
+trees as wide as pays (`glance.width`).
 """
 
 import json
@@ -58,8 +59,8 @@ class Plan:
         if self.arms[:1] != ("ar",):
             raise ValueError(f"arms must begin with ar, which the others are compared with; got {', '.join(self.arms)}")
         for arm in self.arms:
-            if arm not in ARMS and not (arm.startswith("tree-") and arm[5:].isdigit()):
-                raise ValueError(f"arm {arm!r} is not known: ar, chain, tree, or tree-N for a budget of N")
+            if arm not in (*ARMS, "auto") and not (arm.startswith("tree-") and arm[5:].isdigit()):
+                raise ValueError(f"arm {arm!r} is not known: ar, chain, tree, auto, or tree-N for a budget of N")
         known = task_names(self.data)
         unknown = [task for task in self.tasks if task not in known]
         if unknown or not known:
@@ -70,8 +71,8 @@ class Plan:
         return load_tasks(self.data, self.tasks, self.n)
 
     def budget_of(self, arm: str) -> int:
-        """Return an arm's node budget; 0 for ar, which has none."""
-        return int(arm[5:]) if arm.startswith("tree-") else {"ar": 0}.get(arm, self.budget)
+        """Return an arm's node budget; 0 for ar and auto, which have none."""
+        return int(arm[5:]) if arm.startswith("tree-") else {"ar": 0, "auto": 0}.get(arm, self.budget)
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,8 @@ def decode_arm(arm: str, pair: Pair, ids: torch.Tensor, positions: Any, plan: Pl
         if arm == "chain":
             out, stats = chain_generate(pair.head, pair.target, ids, plan.max_new_tokens, **settings)
         else:
-            settings |= {"branch_k": plan.branch_k, "extend_budget": plan.extend_budget}
-            budget = plan.budget_of(arm)
+            budget = "auto" if arm == "auto" else plan.budget_of(arm)
+            settings |= {"branch_k": plan.branch_k, "extend_budget": 0 if arm == "auto" else plan.extend_budget}
             out, stats = generate(pair.head, pair.target, ids, plan.max_new_tokens, budget=budget, **settings)
     return out[0, ids.shape[1] :].tolist(), stats
 

@@ -10,6 +10,7 @@ BUILD = ROOT / "build"
 RUNS = DATA / "runs"
 PAPER = DATA / "paper"
 KEPT = DATA / "results"
+BENCH = DATA / "bench"
 POCKET = DATA / "pocket"
 
 

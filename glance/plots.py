@@ -40,6 +40,7 @@ ARMS = {
     "ar": Look("plain greedy", "#949494", "D", ":"),
     "chain": Look("chain", "#DE8F05", "s", (0, (4, 1.5))),
     "tree": Look("tree", "#0173B2", "o", "-"),
+    "auto": Look("auto", "#029E73", "*", (0, (1, 2))),
 }
 TASKS = {  # in the paper's order, from free to anchored in the image
     "caption": Look("caption", "#CC78BC", "o", (0, (1, 1))),
@@ -228,8 +229,9 @@ def width_figure(results: Results) -> Figure:
 def budget_figure(results: Results) -> Figure:
     """Figure (d): speedup against the verifier's budget N, measured and as bounded by separately timed passes; and why.
 
-    The bound is tau(N) * c_ar / (c_draft + c_verify(N)): a decoder that did nothing but its passes. Right, the same two
-    numbers in plain decoding's tokens: what a round yields, and what its passes cost. Cost above yield is slower.
+    The bound is tau(N) * c_ar / (c_draft + c_verify(N)): a decoder that did nothing but its passes. Where the sweep has the
+    arm auto, its speedup stands beside the budgets'. Right, the same two numbers in plain decoding's tokens: what a round
+    yields, and what its passes cost. Cost above yield is slower.
     """
     sweep, budgets, costs = results.sweep, results.sweep.budgets, results.costs
     verify = {entry["nodes"]: entry["ms"] for entry in costs["verify"]}
@@ -253,7 +255,7 @@ def budget_figure(results: Results) -> Figure:
     left.text(x[-1], 0.05, "slower than plain greedy decoding", ha="right", va="bottom", color="0.4", fontsize=6)
     best = int(values.argmax())
     under = {"textcoords": "offset points", "ha": "right" if best == len(known) - 1 else "center", "color": style.color}
-    left.annotate(f"{values[best]:.2f}x at N = {known[best]}", (x[best], measured[best].low), (0, -9), **under)
+    left.annotate(f"{values[best]:.2f}x at N = {known[best]}", (x[best], measured[best].low), (0, -20), **under)
     left.set(ylabel="speedup over plain greedy", title="Speedup, all tasks (geometric mean)")
     left.legend(loc="upper left")
     for task, line in taus.items():
@@ -261,16 +263,20 @@ def budget_figure(results: Results) -> Figure:
         right.plot(x, line, color=mark.color, ls=mark.dash, marker=mark.marker, ms=2.8, lw=0.9, label=mark.label)
     right.plot(x, cost, color="black", marker="x", lw=1.4, label="cost of a round's passes")
     right.fill_between(x, 0.1, cost, color="0.94", lw=0, zorder=0)
-    right.set(
-        ylabel="tokens of plain decoding",
-        title="Speedup = what a round yields ($\\tau$) / what it costs",
-    )
+    right.set(ylabel="tokens of plain decoding", title="Speedup = what a round yields ($\\tau$) / what it costs")
     right.set_yscale("log", base=2)
     right.set_ylim(0.8, 2.8 * max(*map(max, taus.values()), *cost))
     right.yaxis.set_major_formatter("{x:g}")
     right.legend(loc="upper left", ncols=2, handlelength=2.6)
     for axes in (left, right):
         axes.set(xticks=x, xticklabels=known, xlabel="verifier budget $N$ (nodes)")
+    if "auto" in sweep.arms:
+        auto, mark, place = sweep.speedup("auto"), look("auto"), x[-1] + 1.2
+        ends = [[auto.value - auto.low], [auto.high - auto.value]]
+        left.errorbar(place, auto.value, ends, color=mark.color, marker=mark.marker, ms=6, lw=1)
+        above = {"textcoords": "offset points", "ha": "center", "color": mark.color}
+        left.annotate(f"{auto.value:.2f}x", (place, auto.high), (0, 3), **above)
+        left.set(xticks=[*x, place], xticklabels=[*known, "auto"])
     return figure
 
 
@@ -306,9 +312,7 @@ def tree_pictures(results: Results, words: Any = None, *, cap: int = 40) -> list
     if not kept:
         return []
 
-    def fitness(
-        tree: Mapping[str, Any],
-    ) -> int:  # the walk should leave the first choices, and be neither short nor long
+    def fitness(tree: Mapping[str, Any]) -> int:  # the walk should leave the first choices, neither short nor long
         return abs(len(tree["path"]) - 6) - 20 * any(tree["ranks"][i] for i in tree["path"])
 
     chosen = unpack_round(min(kept, key=lambda row: fitness(row["tree"])))

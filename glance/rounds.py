@@ -32,7 +32,7 @@ PROMPT_FIELDS = {  # name: type, of one row of prompts.jsonl
     "tau": float,  # (n_tokens - 1) / rounds, nan as null
     "ms_per_token": float,  # decode_only
     "ms_per_token_legacy": float,
-    "budget": int,  # nodes asked for; 0 for ar
+    "budget": int,  # nodes asked for; 0 for ar and auto
     "tree_size": float,  # mean nodes per round
     "finish": str,  # "stop" or "length"
     "repeats": float,  # share of the text's word 4-grams that occurred before in it

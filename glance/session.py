@@ -175,14 +175,14 @@ class Choice:
         """Choose for each row of `(n, V)`; return n ids and row 0's entropy in nats, in one transfer to the host."""
         logits = logits.float()
         top, ids = logits.max(dim=-1)
-        entropy = torch.special.entr(logits[0].softmax(-1)).sum()
+        entropy = torch.special.entr(logits[:1].softmax(-1)).sum(-1)
         if self._warpers:
             scores = logits
             for warper in self._warpers:
                 scores = warper(None, scores)
             probs = scores.softmax(-1).nan_to_num(1.0)  # rows that are not finite are refused below, not by multinomial
             ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
-        packed = torch.cat([ids.float(), top, entropy[None]]).tolist()  # ids are exact in float32 below 2**24
+        packed = torch.cat([ids.float(), top, entropy]).tolist()  # ids are exact in float32 below 2**24
         n = len(logits)
         if not isfinite(sum(packed[n : 2 * n])):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")

@@ -1,4 +1,4 @@
-"""The tables of a run: main, audit, law; each as markdown, CSV and LaTeX, with what the paper reports in columns of its own.
+"""The tables of a run, main, audit and law, and the benchmark's; each as markdown, CSV and LaTeX.
 
 Columns are of two groups that never mix: what this run measured, and, under names that begin with "paper", what the paper
 reports of its own 8B target with edition v1 or v2 (`data/paper/`). A cell that was not measured or not reported is "-".
@@ -6,14 +6,15 @@ reports of its own 8B target with edition v1 or v2 (`data/paper/`). A cell that 
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glance.paths import FIGURES
+from glance.paths import BENCH, FIGURES
 from glance.plots import look
-from glance.results import Results, paper_main, paper_rows
+from glance.results import Missing, Results, paper_main, paper_rows
 
 NONE, ENDS = "-", ("_low", "_high")
 
@@ -160,6 +161,32 @@ def law_table(results: Results) -> Table:
         "by a bootstrap over prompts. The paper's word is on its own 8B target; it prints no coefficients to set beside."
     )
     return Table("law", "The draftability law.", columns, rows, note)
+
+
+def bench_table(folder: str | Path = BENCH) -> Table:
+    """Return what `make bench` measured, every section; raises `Missing` where it did not run."""
+    folder = Path(folder)
+    if not (files := sorted(folder.glob("*.csv"))) or not (folder / "machine.json").is_file():
+        raise Missing(f"{folder} has no benchmark: run `make bench` first")
+    facts = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
+    columns = {key: key for key in ("section", "case", "variant", "prefix", "nodes", "ms", "ratio")}
+    columns |= {"base": "over", "tau": "tau", "bound": "bound", "of_bound": "speedup / bound"}
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+            shown: dict[str, Any] = {
+                key: float(row[key]) if row[key] else None for key in ("ms", "ratio", "tau", "bound")
+            }
+            if shown["bound"]:
+                shown["of_bound"] = 1 / (shown["ratio"] * shown["bound"])
+            rows.append(row | shown)
+    note = (
+        f"Medians in one process, variants in turn; {facts['machine']['processor']}, {facts['threads']} threads, "
+        f"torch {facts['versions']['torch']}. Ratio: milliseconds over those of the variant in the next column; a decode's "
+        "speedup is 1 / ratio. Bound: tau c_ar / (c_draft + c_verify(N)), forwards timed apart. What a section compares "
+        "stands in glance/bench.py."
+    )
+    return Table("bench", "The benchmark.", columns, rows, note)
 
 
 def _measured(row: Mapping[str, Any], task: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Conventions that decide numbers:
   not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
   too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else what an offset's first candidate
   lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
-- Room: a tree is built to twice the size last taken and SPARE more, and cut to the size that pays.
+- Room: a tree is built to the size last taken and SPARE more, and cut to the size that pays.
 - Drafting: where drafted rounds are expected to bring fewer tokens per second than plain steps, and the last one did, plain
   steps follow without a draft: so many that what this round lost is PROBE_SHARE of their time. The next round drafts again,
   as a probe: it must pay by itself. Expected means: by the tree that was verified, priced again with the round's own outcome
@@ -30,7 +30,7 @@ Shapes: D offsets, K branch, N nodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil, exp, log
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,7 +45,7 @@ from glance.tree import ROOT, CandidateTree, build_budget_tree, make_tree
 
 GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
 REPEATS = 5
-SPARE = 16  # nodes that a tree is built beyond twice the size last taken
+SPARE = 16  # nodes that a tree is built beyond the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
 RECALL = 0.7  # weight of a drafted round in the rate of drafted rounds, one drafted round later
 PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether drafting pays again
@@ -100,7 +100,7 @@ class Width:
 
     def __init__(self, costs: RoundCosts, most: int = GRID[-1]):
         """Choose among trees of up to `most` nodes."""
-        self._ms = costs.draft_ms + costs.verify(most)  # (most + 1,) of a drafted round
+        self._ms = (costs.draft_ms + costs.verify(most)).tolist()  # (most + 1,) of a drafted round
         self._plain_ms = costs.plain_ms or costs.verify_ms[0]
         self._hits = self._expected = self._steps = 0.0  # evidence of the walk's steps, forgetting
         self._tokens = self._spent = 0.0  # what drafted rounds commit and cost, forgetting
@@ -113,20 +113,29 @@ class Width:
 
     def correct(self, top_logprobs: np.ndarray) -> np.ndarray:
         """Return the marginals' log-probabilities `(D, K)` as the evidence so far corrects them."""
-        if self._hits <= self._expected:
-            return top_logprobs + log((self._hits + 1) / (self._expected + 1))
-        doubt = (self._steps - self._hits + 1) / (self._steps - self._expected + 1)
-        corrected = top_logprobs + log(doubt)
-        corrected[:, 0] = np.log1p(-doubt * (1 - np.exp(top_logprobs[:, 0]).clip(0, 1)))
+        factor, humble = self._correction()
+        corrected = top_logprobs + log(factor)
+        if humble:
+            corrected[:, 0] = np.log1p(-factor * (1 - np.exp(top_logprobs[:, 0]).clip(0, 1)))
         return corrected
 
-    def size(self, logps: np.ndarray) -> int:
+    def _correction(self) -> tuple[float, bool]:
+        """Return what to multiply with, and whether the head is humble: then first candidates gain what the rest lose."""
+        if self._hits <= self._expected:
+            return (self._hits + 1) / (self._expected + 1), False
+        return (self._steps - self._hits + 1) / (self._steps - self._expected + 1), True
+
+    def size(self, logps: Sequence[float]) -> int:
         """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order."""
-        tokens = np.concatenate([[1.0], np.exp(logps)]).cumsum()
-        n = int((tokens / self._ms[: len(tokens)]).argmax())
+        tokens, best = 1.0, (1.0 / self._ms[0], 0, 1.0)  # rate, N, tokens
+        for n, logp in enumerate(logps, start=1):
+            tokens += exp(logp)
+            if tokens / self._ms[n] > best[0]:
+                best = tokens / self._ms[n], n, tokens
+        _, n, tokens = best
         if not self._spent:  # nothing drafted yet
-            self._tokens, self._spent = float(tokens[n]), float(self._ms[n])
-        self.room = min(2 * n + SPARE, len(self._ms) - 1)
+            self._tokens, self._spent = tokens, self._ms[n]
+        self.room = min(n + SPARE, len(self._ms) - 1)
         return n
 
     def observe(self, report: Round) -> None:
@@ -145,10 +154,12 @@ class Width:
                 self._hits += hit
                 self._expected += min(1.0, mass[at])
                 self._steps += 1
-        now, paths = np.exp(self.correct(report.top_logprobs)).tolist(), []
+        (factor, humble), paths = self._correction(), list[float]()
         for parent, offset, rank in nodes:
-            paths.append(now[offset - 1][rank] * (paths[parent] if parent != ROOT else 1.0))
-        tokens, ms = 1 + sum(paths), float(self._ms[len(paths)])
+            step = said[offset - 1][rank]
+            step = 1 - factor * (1 - step) if humble and rank == 0 else factor * step
+            paths.append(step * (paths[parent] if parent != ROOT else 1.0))
+        tokens, ms = 1 + sum(paths), self._ms[len(paths)]
         self._tokens, self._spent = RECALL * self._tokens + tokens, RECALL * self._spent + ms
         lost = ms - len(report.committed) * self._plain_ms
         self._probing = lost > 0 and (self._probing or self._tokens * self._plain_ms < self._spent)
@@ -203,7 +214,7 @@ class AutoDrafter:
             return make_tree([], [], [], [], [])
         logps = self._width.correct(draft.top_logprobs)
         tree = build_budget_tree(draft.top_ids, logps, budget=self._width.room, branch_k=self._block.branch_k)
-        n = self._width.size(tree.logps)
+        n = self._width.size(tree.logps.tolist())
         return CandidateTree(tree.tokens[:n], tree.parents[:n], tree.depths[:n], tree.ranks[:n], tree.logps[:n])
 
     def observe(self, report: Round) -> None:

@@ -71,7 +71,7 @@ def write_run(folder, *, n=12, tasks=TASKS, cheap=1.0, chain_reach=0.72, order=1
     write_json(folder / "costs.json", {"prefix": 90, "ar_ms": AR_MS, "draft_ms": DRAFT_MS * cheap, "verify": nodes})
     write_json(folder / "audit.json", AUDIT)
     if sweep:
-        arms = {"ar": 0} | {f"tree-{b}": b for b in BUDGETS}
+        arms = {"ar": 0} | {f"tree-{b}": b for b in BUDGETS} | {"auto": 15}
         _write(folder / "sweep", max(3, n // 3), tasks, arms, cheap, chain_reach, order, faster)
     return folder
 

@@ -280,3 +280,22 @@ def test_notebooks_are_clean_and_short(name):
             assert cell["outputs"] == [] and cell["execution_count"] is None
             assert len(cell["source"]) <= 12 and "def " not in source and "class " not in source and "../" not in source
     assert not notebook["metadata"].get("papermill")
+
+
+def test_the_benchmark_becomes_a_table_or_says_what_to_run(tmp_path):
+    with pytest.raises(Missing, match="make bench"):
+        tables.bench_table(tmp_path)
+    facts = {"machine": {"processor": "a processor"}, "threads": 3, "versions": {"torch": "9.9"}}
+    write_json(tmp_path / "machine.json", facts)
+    head = "section,case,variant,prefix,nodes,ms,base,ratio,tau,bound,repeats"
+    (tmp_path / "pocket.csv").write_text(f"{head}\npocket,docvqa,tree-7,62,7,0.5,oracle,0.4,5.1,2.6,3\n")
+    (tmp_path / "oracle.csv").write_text(f"{head}\noracle,,generate,100,,2.5,generate,1,,,3\n")
+    first, second = (table := tables.bench_table(tmp_path)).rows
+    assert (first["section"], first.get("of_bound")) == ("oracle", None)
+    assert second["of_bound"] == pytest.approx(1 / 0.4 / 2.6) and "0.962" in table.markdown()
+    assert "a processor, 3 threads, torch 9.9" in table.note
+
+
+def test_the_width_that_chooses_itself_stands_beside_the_budgets(folder):
+    ticks = [[tick.get_text() for tick in axes.get_xticklabels()] for axes in plots.budget_figure(Results(folder)).axes]
+    assert ticks[0] == [*ticks[1], "auto"]

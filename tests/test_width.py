@@ -171,11 +171,11 @@ def test_a_useless_head_costs_its_share_and_comes_back(top):
     assert waits <= 2 / PROBE_SHARE
 
 
-def test_a_tree_has_room_for_twice_the_last_size():
+def test_a_tree_has_room_to_grow():
     width = Width(COSTS)
     assert width.room == GRID[-1] and Width(COSTS, 20).room == 20
     n = width.size(np.log([0.9, 0.8, 0.7]))
-    assert n == 3 and width.room == 6 + SPARE
+    assert n == 3 and width.room == 3 + SPARE
 
 
 # --- decoding

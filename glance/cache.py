@@ -63,16 +63,16 @@ class PathLayer(CacheLayerMixin):
             # geometric, so growing costs O(1) a row over a decode
             self._reserve(keys, values, max(end + GROWTH, self.keys.shape[-2] * 3 // 2))
             self.keys[..., : self.length, :], self.values[..., : self.length, :] = keys, values
-        self.keys[..., self.length : end, :] = key_states
-        self.values[..., self.length : end, :] = value_states
+        self.keys.narrow(-2, self.length, end - self.length).copy_(key_states)
+        self.values.narrow(-2, self.length, end - self.length).copy_(value_states)
         self.length = end
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        return self.keys.narrow(-2, 0, end), self.values.narrow(-2, 0, end)
 
     def keep_path(self, start: int, rows: torch.Tensor | None, count: int) -> None:
         """Cut back to `start + count` rows; `rows` (absolute numbers) go to the places after `start`, None = in place."""
         if rows is not None:
             for buffer in self._buffers:
-                buffer[..., start : start + count, :] = buffer.index_select(-2, rows)
+                buffer.narrow(-2, start, count).copy_(buffer.index_select(-2, rows))
         self.length = start + count
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -99,10 +99,8 @@ class GroupedAttention:
 
     def _name(self, name: str) -> None:
         if self.groups > 1:
-            for config in self._configs:
-                vars(config)["_attn_implementation_internal"] = (
-                    name  # a config's own setter is slow, this runs every round
-                )
+            for config in self._configs:  # past a config's own setter, which is slow: this runs twice a round
+                vars(config)["_attn_implementation_internal"] = name
 
 
 class MaskBuffer:

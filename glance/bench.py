@@ -6,7 +6,7 @@ variant's milliseconds over its base's. Absolute milliseconds belong to the mach
 | section | what is compared |
 |---|---|
 | oracle | our greedy loop with transformers' `generate(do_sample=False)`, by prefix |
-| decode | chain and tree with the oracle, and the chain with dflash's own loop, for a head of known quality |
+| decode | chain and tree with the oracle, and the chain with dflash's own loop, for a head of known quality; a random head |
 | overhead | the share of a round spent outside the forwards of target and head, by prefix |
 | attention | a verify pass of 64 rows on 4 query heads per key-value head: stock, in-place cache, grouped attention |
 | tree | building trees and masks beside a plain heap that pushes every child |
@@ -60,8 +60,7 @@ def bench(
 ) -> None:
     """Run sections, print their rows and write them to `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    facts = provenance({"repeats": repeats, "prefixes": list(prefixes)}, device="cpu", threads=torch.get_num_threads())
-    write_json(out / "machine.json", facts)
+    facts = provenance({"prefixes": list(prefixes)}, device="cpu", threads=torch.get_num_threads())
     say(f"{facts['machine']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in only:
         rows = SECTIONS[name](repeats, prefixes)
@@ -75,6 +74,7 @@ def bench(
                 row = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
                 writer.writerow({"section": name, "repeats": repeats} | row)
                 say(name.ljust(10), *(f"{key}={value}" for key, value in row.items()))
+    write_json(out / "machine.json", facts)
 
 
 def alternate(variants: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -133,6 +133,7 @@ def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
         "chain": lambda: chain_generate(head, model, ids, n),
         **{f"tree-{b}": lambda b=b: generate(head, model, ids, n, budget=b) for b in BUDGETS},
         "auto": lambda: generate(head, model, ids, n, budget="auto"),
+        "auto, random head": lambda: generate(head.pass_of, model, ids, n, budget="auto"),
     }
     for name, run in variants.items():
         if run()[0].tolist() != stream:

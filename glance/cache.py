@@ -39,15 +39,16 @@ class PathLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _reserve(self, keys: torch.Tensor, values: torch.Tensor, room: int) -> None:
-        """Make buffers of `room` rows with the heads and widths of `keys` and `values`; one for both where they agree."""
+        """Make buffers of `room` rows like `keys` and `values`, one for both where these agree."""
         make = torch.zeros if self._static else torch.empty  # rows that a mask hides must still be numbers
         shapes = [(*states.shape[:-2], room, states.shape[-1]) for states in (keys, values)]
-        if shapes[0] == shapes[1]:
-            self._buffers = [make(2, *shapes[0], dtype=self.dtype, device=self.device)]
-            self.keys, self.values = self._buffers[0]
+        if shapes[0] == shapes[1] and keys.dtype == values.dtype:
+            both = make(2, *shapes[0], dtype=keys.dtype, device=keys.device)
+            self._buffers, self.keys, self.values = [both], both[0], both[1]
         else:
-            self._buffers = [make(shape, dtype=self.dtype, device=self.device) for shape in shapes]
-            self.keys, self.values = self._buffers
+            self.keys = make(shapes[0], dtype=keys.dtype, device=keys.device)
+            self.values = make(shapes[1], dtype=values.dtype, device=values.device)
+            self._buffers = [self.keys, self.values]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Append `(1, H, q, d)` rows in place; return views `(1, H, length, d)` of all rows in use."""

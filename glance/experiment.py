@@ -61,6 +61,8 @@ class Plan:
         for arm in self.arms:
             if arm not in (*ARMS, "auto") and not (arm.startswith("tree-") and arm[5:].isdigit()):
                 raise ValueError(f"arm {arm!r} is not known: ar, chain, tree, auto, or tree-N for a budget of N")
+        if "auto" in self.arms and self.extend_budget:
+            raise ValueError(f"the arm auto goes with extend_budget=0, got {self.extend_budget}")
         known = task_names(self.data)
         unknown = [task for task in self.tasks if task not in known]
         if unknown or not known:
@@ -135,7 +137,7 @@ def decode_arm(arm: str, pair: Pair, ids: torch.Tensor, positions: Any, plan: Pl
             out, stats = chain_generate(pair.head, pair.target, ids, plan.max_new_tokens, **settings)
         else:
             budget = "auto" if arm == "auto" else plan.budget_of(arm)
-            settings |= {"branch_k": plan.branch_k, "extend_budget": 0 if arm == "auto" else plan.extend_budget}
+            settings |= {"branch_k": plan.branch_k, "extend_budget": plan.extend_budget}
             out, stats = generate(pair.head, pair.target, ids, plan.max_new_tokens, budget=budget, **settings)
     return out[0, ids.shape[1] :].tolist(), stats
 
@@ -239,7 +241,7 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 
 @torch.inference_mode()
 def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 15) -> dict[str, Any]:
-    """Time single forwards apart from any decode: a plain step, a draft, and a verify pass of N + 1 rows for each budget.
+    """Time single forwards apart from any decode: a plain step, a draft, and a verify pass of up to N + 1 rows per budget.
 
     `time_passes` says in which order. They bound the speedup: tau * c_ar / (c_draft + c_verify(N)).
     """
@@ -254,5 +256,7 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
             build_budget_tree(draft.top_ids, draft.top_logprobs, budget=n, branch_k=plan.branch_k) for n in budgets
         ]
         ar_ms, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats)
-    verify = [{"nodes": n, "ms": ms} for n, ms in zip(budgets, verify_ms, strict=True)]
+    verify = [
+        {"nodes": n, "ms": ms if n else ar_ms} for n, ms in zip(budgets, verify_ms, strict=True)
+    ]  # 0 never drafts
     return {"prefix": ids.shape[1], "ar_ms": ar_ms, "draft_ms": draft_ms, "verify": verify}

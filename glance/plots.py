@@ -272,7 +272,8 @@ def budget_figure(results: Results) -> Figure:
         axes.set(xticks=x, xticklabels=known, xlabel="verifier budget $N$ (nodes)")
     if "auto" in sweep.arms:
         auto, mark, place = sweep.speedup("auto"), look("auto"), x[-1] + 1.2
-        ends = [[auto.value - auto.low], [auto.high - auto.value]]
+        ends = [[max(0.0, auto.value - auto.low)], [max(0.0, auto.high - auto.value)]]
+        left.set_ylim(0, max(left.get_ylim()[1], 1.15 * auto.high))
         left.errorbar(place, auto.value, ends, color=mark.color, marker=mark.marker, ms=6, lw=1)
         above = {"textcoords": "offset points", "ha": "center", "color": mark.color}
         left.annotate(f"{auto.value:.2f}x", (place, auto.high), (0, 3), **above)

@@ -30,10 +30,11 @@ def main_table(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no decoded prompts: run 01-decode or `glance main-table` first")
     arms = list(dict.fromkeys(row["arm"] for row in prompts))
     tasks = list(dict.fromkeys(row["task"] for row in prompts))
+    steady = [arm for arm in arms if arm != "auto"][-1]  # whose rounds the entropies are taken at
     reach = max((row["accepted"] for row in rounds), default=1) or 1
     rows = []
     for task in tasks:
-        entropies = [row["entropy"] for row in rounds if row["task"] == task and row["arm"] == arms[-1]]
+        entropies = [row["entropy"] for row in rounds if row["task"] == task and row["arm"] == steady]
         for arm in arms:
             mine = [row for row in prompts if (row["task"], row["arm"]) == (task, arm)]
             row = {"task": task, "arm": arm, **_summary(mine, rounds, reach), **_speedup(prompts, arm, [task])}

@@ -1,21 +1,23 @@
 """`budget="auto"`: each round takes the tree size that pays for itself.
 
 Nodes come in order of path probability, so what node i is expected to add is known before it is verified; what a pass of
-N + 1 rows costs is a property of machine, target and prefix. A round takes the N with the most expected tokens per second.
-That a tree's size should follow its cost is public work: Sequoia (arXiv 2402.12374), CaDDTree (arXiv 2606.01813).
+N + 1 rows costs is a property of machine, target and prefix. Of the trees that it has room for, a round takes the one with
+the most expected tokens per second. That a tree's size should follow its cost is public work: Sequoia (arXiv 2402.12374),
+CaDDTree (arXiv 2606.01813).
 
 Conventions that decide numbers:
 
 - Cost: the median of a few timed passes on a grid of sizes, made non-decreasing (isotonic fit), straight lines between.
   Each verify pass follows a draft, as in a round; the plain step follows plain steps, and finds its weights in the
-  processor's caches. Measured once per target, device, dtype, attention, kind of head and prefix length (to a factor of
-  two), at the first round that needs it, after the first draft; booked as `calibrate`, outside `decode_only`.
+  processor's caches. Measured once per target, device, dtype, attention, threads, kind and size of head, branch, most nodes
+  and prefix length (to a factor of two), at the first round that needs it, after the first draft; booked as `calibrate`,
+  outside `decode_only`.
 - Gain: a head's marginals are corrected by what the rounds of this decode showed. At the root and at every accepted node
   with children in the tree, the children's marginals sum to a mass M, and the target's choice is among them (a hit) or
   not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
   too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else what an offset's first candidate
   lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
-- Room: a tree is built to the size last taken and SPARE more, and cut to the size that pays.
+- Room: a tree is built to the size last taken and SPARE more, and cut to the size that pays best of these.
 - Drafting: where drafted rounds are expected to bring fewer tokens per second than plain steps, and the last one did, plain
   steps follow without a draft: so many that what this round lost is PROBE_SHARE of their time. The next round drafts again,
   as a probe: it must pay by itself. Expected means: by the tree that was verified, priced again with the round's own outcome
@@ -30,6 +32,7 @@ Shapes: D offsets, K branch, N nodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, exp, log
 from time import perf_counter
 from typing import Any
@@ -55,17 +58,18 @@ PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether draft
 class RoundCosts:
     """What passes cost in milliseconds: a draft, a verify pass by number of nodes, a plain step."""
 
-    nodes: tuple[int, ...]  # rising, from 0: the plain step
-    verify_ms: tuple[float, ...]  # never falling
+    nodes: tuple[int, ...]  # rising, from 0
+    verify_ms: tuple[float, ...]  # after a draft; never falling
     draft_ms: float
     plain_ms: float | None = None  # of a plain step among plain steps; None: verify_ms[0]
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.nodes, self.nodes[1:], strict=False))
+        rising = all(a < b for a, b in pairwise(self.nodes))
         if not rising or self.nodes[:1] != (0,) or len(self.nodes) != len(self.verify_ms):
             raise ValueError(f"nodes must rise from 0 and go with verify_ms, got {self.nodes} and {self.verify_ms}")
-        if min(self.verify_ms) <= 0 or self.draft_ms < 0:
-            raise ValueError(f"costs must be positive, got verify_ms={self.verify_ms}, draft_ms={self.draft_ms}")
+        falls = any(a > b for a, b in pairwise(self.verify_ms))
+        if falls or min(*self.verify_ms, self.plain_ms or 1.0) <= 0 or self.draft_ms < 0 or self.plain_ms == 0:
+            raise ValueError(f"costs must be positive and verify_ms must not fall, got {self}")
 
     def verify(self, n: int) -> np.ndarray:
         """Return the costs `(n + 1,)` of passes of 0..n nodes; beyond the grid the last slope goes on."""
@@ -103,7 +107,7 @@ class Width:
         self._ms = (costs.draft_ms + costs.verify(most)).tolist()  # (most + 1,) of a drafted round
         self._plain_ms = costs.plain_ms or costs.verify_ms[0]
         self._hits = self._expected = self._steps = 0.0  # evidence of the walk's steps, forgetting
-        self._tokens = self._spent = 0.0  # what drafted rounds commit and cost, forgetting
+        self._tokens = self._spent_ms = 0.0  # what drafted rounds commit and cost, forgetting
         self._left, self._probing = 0, False  # plain rounds before the next draft; whether that one is a probe
         self.room = most
 
@@ -116,7 +120,8 @@ class Width:
         factor, humble = self._correction()
         corrected = top_logprobs + log(factor)
         if humble:
-            corrected[:, 0] = np.log1p(-factor * (1 - np.exp(top_logprobs[:, 0]).clip(0, 1)))
+            first = top_logprobs[:, 0]  # -inf where an offset has no candidate at all
+            corrected[:, 0] = np.where(first > -np.inf, np.log1p(-factor * (1 - np.exp(first).clip(0, 1))), first)
         return corrected
 
     def _correction(self) -> tuple[float, bool]:
@@ -126,15 +131,18 @@ class Width:
         return (self._steps - self._hits + 1) / (self._steps - self._expected + 1), True
 
     def size(self, logps: Sequence[float]) -> int:
-        """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order."""
+        """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order.
+
+        What it returns is taken to be verified: it sets `room`, and the first call what drafted rounds should bring.
+        """
         tokens, best = 1.0, (1.0 / self._ms[0], 0, 1.0)  # rate, N, tokens
         for n, logp in enumerate(logps, start=1):
             tokens += exp(logp)
             if tokens / self._ms[n] > best[0]:
                 best = tokens / self._ms[n], n, tokens
         _, n, tokens = best
-        if not self._spent:  # nothing drafted yet
-            self._tokens, self._spent = tokens, self._ms[n]
+        if not self._spent_ms:  # nothing drafted yet
+            self._tokens, self._spent_ms = tokens, self._ms[n]
         self.room = min(n + SPARE, len(self._ms) - 1)
         return n
 
@@ -160,11 +168,11 @@ class Width:
             step = 1 - factor * (1 - step) if humble and rank == 0 else factor * step
             paths.append(step * (paths[parent] if parent != ROOT else 1.0))
         tokens, ms = 1 + sum(paths), self._ms[len(paths)]
-        self._tokens, self._spent = RECALL * self._tokens + tokens, RECALL * self._spent + ms
-        lost = ms - len(report.committed) * self._plain_ms
-        self._probing = lost > 0 and (self._probing or self._tokens * self._plain_ms < self._spent)
+        self._tokens, self._spent_ms = RECALL * self._tokens + tokens, RECALL * self._spent_ms + ms
+        lost_ms = ms - len(report.committed) * self._plain_ms
+        self._probing = lost_ms > 0 and (self._probing or self._tokens * self._plain_ms < self._spent_ms)
         if self._probing:
-            self._left = ceil(lost / (PROBE_SHARE * self._plain_ms))
+            self._left = ceil(lost_ms / (PROBE_SHARE * self._plain_ms))
 
 
 class AutoDrafter:
@@ -173,13 +181,15 @@ class AutoDrafter:
     Args:
         head: a block head.
         branch_k: candidates per offset.
-        max_nodes: the most nodes of one tree.
+        max_nodes: the most nodes of one tree, at least 1.
         costs: known costs; None measures them at the first prompt of their kind.
     """
 
     chain = False
 
     def __init__(self, head: Any, branch_k: int = 8, *, max_nodes: int = GRID[-1], costs: RoundCosts | None = None):
+        if max_nodes < 1:
+            raise ValueError(f"max_nodes must be at least 1, got {max_nodes}")
         self._block = BlockDrafter(head, max_nodes, branch_k)
         self._costs = costs
         self.chain = self._block.chain
@@ -235,7 +245,8 @@ def costs_of(block: BlockDrafter, target: Target, root: int, draft: Draft) -> Ro
         torch.get_num_threads(),
         target.length.bit_length(),
     )
-    kind += (type(head).__name__, head.block_size, block.branch_k, block.budget)
+    size = sum(weight.numel() for weight in head.parameters()) if hasattr(head, "parameters") else 0
+    kind += (target.static is not None, type(head).__name__, size, head.block_size, block.branch_k, block.budget)
     known = _MEASURED.setdefault(target.model, {})
     if kind not in known:
         known[kind] = measure_costs(block, target, root, draft)

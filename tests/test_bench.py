@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 import torch
 from toys import text_prompt, text_target
@@ -102,3 +103,18 @@ def test_the_command_knows_its_sections():
     assert parser.parse_args(["bench", "--only", "tree", "--quick"]).only == ["tree"]
     with pytest.raises(SystemExit):
         parser.parse_args(["bench", "--only", "nothing"])
+
+
+def test_a_bound_is_of_forwards_timed_apart_and_averaged():
+    totals = {
+        "oracle": np.array([100.0, 50, 50, 0]),
+        "tree-7": np.array([40.0, 50, 10, 70]),
+        "auto": np.array([50.0, 50, 9, 99]),
+    }
+    costs = [{"prefix": 60, "ar_ms": 1.5, "draft_ms": 1.0, "verify": [{"nodes": 7, "ms": 2.0}]}]
+    costs += [{"prefix": 80, "ar_ms": 2.5, "draft_ms": 2.0, "verify": [{"nodes": 7, "ms": 3.0}]}]
+    row = bench_pocket._row("docvqa", "tree-7", totals, costs)
+    assert (
+        row | {"prefix": 70.0, "nodes": 7.0, "ms": 0.8, "ratio": 0.4, "tau": 5.0, "bound": 5 * 2.0 / (1.5 + 2.5)} == row
+    )
+    assert "bound" not in bench_pocket._row("docvqa", "auto", totals, costs)

@@ -23,12 +23,13 @@ def states(n, seed=0, width=WIDTH):
     return torch.randn(1, HEADS, n, width, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("d", [WIDTH, 5])  # as in latent attention, the width of values differs
 @given(steps=st.lists(st.tuples(st.integers(1, 9), st.data()), min_size=1, max_size=6), prompt=st.integers(1, 5))
-def test_it_equals_concatenation_and_gathering(steps, prompt):
-    cache, expected = PathCache(), [states(prompt, 1), states(prompt, 2, width=5)]  # as in latent attention, d differs
+def test_it_equals_concatenation_and_gathering(d, steps, prompt):
+    cache, expected = PathCache(), [states(prompt, 1), states(prompt, 2, width=d)]
     cache.update(*expected, 0)
     for i, (n, data) in enumerate(steps):
-        new = states(n, 10 + i), states(n, 20 + i, width=5)
+        new = states(n, 10 + i), states(n, 20 + i, width=d)
         whole = [torch.cat([old, fresh], 2) for old, fresh in zip(expected, new, strict=True)]
         assert all(torch.equal(a, b) for a, b in zip(cache.update(*new, 0), whole, strict=True))
         start = expected[0].shape[2]
@@ -54,14 +55,14 @@ def test_buffers_stay_where_they_are_while_there_is_room():
 
 def test_growing_keeps_what_was_there_and_is_rare():
     cache, whole, moves, where = PathCache(), states(1), 0, None
-    cache.update(whole, whole, 0)
+    cache.update(whole, -whole, 0)
     for i in range(12 * GROWTH // 64):
         new = states(64, i)
         whole = torch.cat([whole, new], 2)
-        keys, values = cache.update(new, new, 0)
+        keys, values = cache.update(new, -new, 0)
         moves += where is not None and where != keys.data_ptr()
         where = keys.data_ptr()
-        assert torch.equal(keys, whole) and torch.equal(values, whole)
+        assert torch.equal(keys, whole) and torch.equal(values, -whole)
     assert moves <= 6
 
 

@@ -297,5 +297,9 @@ def test_the_benchmark_becomes_a_table_or_says_what_to_run(tmp_path):
 
 
 def test_the_width_that_chooses_itself_stands_beside_the_budgets(folder):
-    ticks = [[tick.get_text() for tick in axes.get_xticklabels()] for axes in plots.budget_figure(Results(folder)).axes]
+    left, right = plots.budget_figure(Results(folder)).axes
+    ticks = [[tick.get_text() for tick in axes.get_xticklabels()] for axes in (left, right)]
     assert ticks[0] == [*ticks[1], "auto"]
+    speedup = Results(folder).sweep.speedup("auto")
+    (line,) = left.containers[0].lines[:1]
+    assert line.get_ydata()[0] == speedup.value and 0 < speedup.low <= speedup.high < left.get_ylim()[1]

@@ -50,6 +50,7 @@ def test_costs_between_and_beyond_the_grid():
         ((1, 2), (1, 1), 0),
         ((0, 0), (1, 1), 0),
         ((0, 1), (1,), 0),
+        ((0, 1), (2, 1), 0),
         ((0,), (0,), 0),
         ((0,), (1,), -1),
     ):
@@ -159,16 +160,35 @@ def test_a_useless_head_costs_its_share_and_comes_back(top):
             width.observe(PLAIN)
     assert first <= 6, "a confident head is given the benefit of the doubt, and not for long"
     assert sum(lost[first:]) <= 1.2 * PROBE_SHARE * n_plain * plain
-    while not width.wants_draft():
-        width.observe(PLAIN)
-    waits = 0
-    for _ in range(400):
-        if width.wants_draft():
-            width.observe(report_of(marginals(0.9), budget=6, accepted=6))
-        else:
-            waits += 1
+    for _ in range(int(2 / PROBE_SHARE)):
+        if not width.wants_draft():
             width.observe(PLAIN)
-    assert waits <= 2 / PROBE_SHARE
+    for _ in range(40):
+        assert width.wants_draft(), "one probe that pays, and every round drafts again"
+        width.observe(report_of(marginals(0.9), budget=6, accepted=6))
+
+
+def test_an_offset_without_candidates_gets_none():
+    logps = marginals(offsets=2)
+    logps[1] = -np.inf
+    for accepted in (0, 6):
+        width = Width(COSTS)
+        for _ in range(5):
+            width.observe(report_of(marginals(0.6), budget=6, accepted=accepted))
+        corrected = width.correct(logps)
+        assert np.isfinite(corrected[0]).all() and np.isneginf(corrected[1]).all()
+
+
+@pytest.mark.parametrize("max_nodes", [1, 5])
+def test_a_limit_below_the_grid_is_kept(max_nodes):
+    model, ids = text_target(), text_prompt(11)
+    head = OracleHead(stream_of(model, ids, 40), rank_of=lambda start, offset: (start + offset) % 3)
+    out, stats = decode(AutoDrafter(head, max_nodes=max_nodes), model, ids, Settings(40))
+    assert (
+        torch.equal(out, greedy_generate(model, ids, 40)) and max(map(len, (r.tree for r in stats.rounds))) <= max_nodes
+    )
+    with pytest.raises(ValueError, match="max_nodes"):
+        AutoDrafter(head, max_nodes=0)
 
 
 def test_a_tree_has_room_to_grow():
@@ -227,8 +247,12 @@ def test_the_tree_is_the_best_of_its_size_under_the_corrected_marginals():
     for report in stats.rounds:
         if len(report.top_ids):
             logps = width.correct(report.top_logprobs)
-            whole = build_budget_tree(report.top_ids, logps, budget=width.room)
+            room = width.room
+            whole = build_budget_tree(report.top_ids, logps, budget=room)
             assert report.tree == build_budget_tree(report.top_ids, logps, budget=width.size(whole.logps))
+            wider = build_budget_tree(report.top_ids, logps, budget=127)
+            rates = [1.0, *np.exp(wider.logps)] @ np.triu(np.ones((128, 128))) / (COSTS.draft_ms + COSTS.verify(127))
+            assert len(report.tree) == rates[: room + 1].argmax()
         width.observe(report)
 
 

@@ -185,9 +185,9 @@ def describe_making(training: dict) -> str:
 In all {training["seconds"] / 60:.0f} minutes on two CPU cores that had other work too, seed {training["seed"]}.
 {describe_replanning(training)}
 
-`eval/` had a say in this: *polish* was kept because it scored better there than the stage before, and *forms* was added, with
-its mixture, because docvqa and textvqa still missed their bounds there. The figures above are those of its last step; they
-are a little favourable all the same.
+`eval/` had a say in this: *polish* was kept because it scored better there than the stage before, and *forms* was added,
+with its mixture, because docvqa and textvqa still missed their bounds there. The figures above are those of its last step;
+they are a little favourable all the same.
 
 Throw-away heads taught the cells their characters and colours, and pointed each answer token to the place on the page
 that it comes from; they are not shipped. The pointer reads the state after language layer {POINTER_LAYER} (counted from 0),

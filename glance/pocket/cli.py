@@ -98,7 +98,9 @@ def add_subcommands(subparsers) -> None:
     head.add_argument("--work", type=Path, default=DATA.parent / "runs" / "pocket-head", help="log and checkpoint")
     head.add_argument("--out", type=Path, default=DATA, help="has target/ and eval/, gets head/ and head.json")
     head.add_argument("--prompts", type=int, default=11000, help="pages to learn from")
-    head.add_argument("--rows", type=int, default=135, help="evaluation pages of each task for the figures, after one more")
+    head.add_argument(
+        "--rows", type=int, default=135, help="evaluation pages of each task for the figures, after one more"
+    )
     head.set_defaults(run=run_train_head)
     evaluate = subparsers.add_parser("evaluate", help="measure the target; write evaluation.json and CARD.md")
     evaluate.add_argument("--data", type=Path, default=DATA)

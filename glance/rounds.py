@@ -22,7 +22,7 @@ from glance.paths import ROOT, named
 from glance.tree import make_tree
 
 PROMPT_FIELDS = {  # name: type, of one row of prompts.jsonl
-    "arm": str,  # "ar", "chain", "tree", "tree15", ...
+    "arm": str,  # "ar", "chain", "tree", "tree-15", "auto"
     "task": str,
     "prompt": int,  # line of the task file, from 0
     "warmup": bool,  # a task's first sample: decoded, and dropped from every table

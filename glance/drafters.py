@@ -28,6 +28,9 @@ class Draft:
     top_logprobs: np.ndarray  # (B-1, K) float64
 
 
+NO_DRAFT = Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))  # of a round that takes a plain step
+
+
 class Drafter(Protocol):
     """Anything that proposes trees: `begin` once a prompt, then `draft` and `grow` once a round.
 
@@ -100,7 +103,7 @@ class BlockDrafter:
     def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
         """Fill the block after `root` in one pass; one transfer to the host."""
         if self.budget == 0:
-            return Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))
+            return NO_DRAFT
         self._root = root
         return self._price([root], fused)
 

@@ -241,9 +241,10 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 
 @torch.inference_mode()
 def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 15) -> dict[str, Any]:
-    """Time single forwards apart from any decode: a plain step, a draft, and a verify pass of up to N + 1 rows per budget.
+    """Time passes apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per budget.
 
-    `time_passes` says in which order. They bound the speedup: tau * c_ar / (c_draft + c_verify(N)).
+    A greedy step is the oracle's; `time_passes` says how the others are timed. They bound the speedup over the oracle:
+    tau * c_ar / (c_draft + c_verify(N)).
     """
     ids, positions = prepare(pair, prompt, plan)
     drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
@@ -255,7 +256,9 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
         trees = [
             build_budget_tree(draft.top_ids, draft.top_logprobs, budget=n, branch_k=plan.branch_k) for n in budgets
         ]
-        ar_ms, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats)
+        _, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats)
+    _, stats = greedy_generate(pair.target, ids, 4 * repeats, positions=positions, stop_token_ids=(), return_stats=True)
+    ar_ms = 1e3 * stats.seconds["decode_only"] / (stats.n_tokens - 1)
     verify = [
         {"nodes": n, "ms": ms if n else ar_ms} for n, ms in zip(budgets, verify_ms, strict=True)
     ]  # 0 never drafts

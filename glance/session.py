@@ -182,7 +182,7 @@ class Choice:
                 scores = warper(None, scores)
             probs = scores.softmax(-1).nan_to_num(1.0)  # rows that are not finite are refused below, not by multinomial
             ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
-        packed = torch.cat([ids.float(), top, entropy]).tolist()  # ids are exact in float32 below 2**24
+        packed = torch.cat([ids, top, entropy]).tolist()  # as float32, where ids are exact below 2**24
         n = len(logits)
         if not isfinite(sum(packed[n : 2 * n])):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")

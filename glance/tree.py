@@ -115,6 +115,9 @@ def make_tree(tokens: Any, parents: Any, depths: Any, ranks: Any, logps: Any) ->
     return CandidateTree(*integers, np.array(logps, dtype=np.float64))
 
 
+NO_TREE = make_tree([], [], [], [], [])
+
+
 def build_budget_tree(top_ids: Any, top_logprobs: Any, *, budget: int, branch_k: int = 8) -> CandidateTree:
     """Build the tree of the `budget` most probable paths under the block's per-offset marginals (paper, section 3).
 

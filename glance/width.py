@@ -33,7 +33,7 @@ Shapes: D offsets, K branch, N nodes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, log
+from math import ceil, exp, inf, log, log1p
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,14 +41,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from glance.drafters import BlockDrafter, Draft
+from glance.drafters import NO_DRAFT, BlockDrafter, Draft
 from glance.session import Round
 from glance.target import Target
-from glance.tree import ROOT, CandidateTree, build_budget_tree, make_tree
+from glance.tree import NO_TREE, ROOT, CandidateTree, build_budget_tree
 
 GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
 REPEATS = 5
-SPARE = 16  # nodes that a tree is built beyond the size last taken
+SPARE = 8  # nodes that a tree is built beyond the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
 RECALL = 0.7  # weight of a drafted round in the rate of drafted rounds, one drafted round later
 PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether drafting pays again
@@ -120,8 +120,8 @@ class Width:
         factor, humble = self._correction()
         corrected = top_logprobs + log(factor)
         if humble:
-            first = top_logprobs[:, 0]  # -inf where an offset has no candidate at all
-            corrected[:, 0] = np.where(first > -np.inf, np.log1p(-factor * (1 - np.exp(first).clip(0, 1))), first)
+            first = top_logprobs[:, 0].tolist()  # -inf where an offset has no candidate at all
+            corrected[:, 0] = [log1p(-factor * max(0.0, 1 - exp(x))) if x > -inf else x for x in first]
         return corrected
 
     def _correction(self) -> tuple[float, bool]:
@@ -207,7 +207,7 @@ class AutoDrafter:
         if fused is not None:
             self._waiting.append(fused)
         if self._width and not self._width.wants_draft():
-            return Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))
+            return NO_DRAFT
         fused = torch.cat(self._waiting, dim=1) if len(self._waiting) > 1 else fused
         self._waiting.clear()
         draft = self._block.draft(root, fused)
@@ -221,7 +221,7 @@ class AutoDrafter:
     def grow(self, draft: Draft) -> CandidateTree:
         """Build the tree of corrected path probabilities, as far as it pays."""
         if not len(draft.top_ids):
-            return make_tree([], [], [], [], [])
+            return NO_TREE
         logps = self._width.correct(draft.top_logprobs)
         tree = build_budget_tree(draft.top_ids, logps, budget=self._width.room, branch_k=self._block.branch_k)
         n = self._width.size(tree.logps.tolist())
@@ -269,7 +269,6 @@ def time_passes(
     Returns:
         Medians in milliseconds: a plain step after plain steps; a draft; a verify pass of each tree, each after a draft.
     """
-    empty = make_tree([], [], [], [], [])
 
     def verify(tree: CandidateTree) -> float:
         ms = _timed(lambda: target.verify(root, tree).max(-1).indices.tolist())
@@ -277,7 +276,7 @@ def time_passes(
         return ms
 
     rows = [[(_timed(lambda: block.draft(root, None)), verify(tree)) for tree in trees] for _ in range(repeats + 1)]
-    plain = [verify(empty) for _ in range(2 * repeats + 1)]
+    plain = [verify(NO_TREE) for _ in range(2 * repeats + 1)]
     drafts, verified = np.array(rows[1:]).transpose(2, 0, 1)  # (repeats, trees) each
     return float(np.median(plain[1:])), float(np.median(drafts)), np.median(verified, axis=0).tolist()
 

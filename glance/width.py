@@ -12,11 +12,10 @@ Conventions that decide numbers:
   processor's caches. Measured once per target, device, dtype, attention, threads, kind and size of head, branch, most nodes
   and prefix length (to a factor of two), at the first round that needs it, after the first draft; booked as `calibrate`,
   outside `decode_only`.
-- Gain: a head's marginals are corrected by what the rounds of this decode showed. At the root and at every accepted node
-  with children in the tree, the children's marginals sum to a mass M, and the target's choice is among them (a hit) or
-  not. With sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a head that is right:
-  too few hits, and every marginal is multiplied by (hits + 1) / (sum M + 1); else what an offset's first candidate
-  lacks to certainty is multiplied by (misses + 1) / (sum (1 - M) + 1), the other candidates with it.
+- Gain: the head's path probabilities, each multiplied by trust ** depth. Trust is what the rounds of this decode showed. At
+  the root and at every accepted node with children in the tree, the children's marginals sum to a mass M, and the target's
+  choice is among them (a hit) or not; with sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a
+  head that is right, trust = (hits + 1) / (sum M + 1), at most 1. It decides how many nodes are taken, never which.
 - Room: a tree is built to the size last taken and SPARE more, and cut to the size that pays best of these.
 - Drafting: where drafted rounds are expected to bring fewer tokens per second than plain steps, and the last one did, plain
   steps follow without a draft: so many that what this round lost is PROBE_SHARE of their time. The next round drafts again,
@@ -33,7 +32,7 @@ Shapes: D offsets, K branch, N nodes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, inf, log, log1p
+from math import ceil, exp
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -106,7 +105,7 @@ class Width:
         """Choose among trees of up to `most` nodes."""
         self._ms = (costs.draft_ms + costs.verify(most)).tolist()  # (most + 1,) of a drafted round
         self._plain_ms = costs.plain_ms or costs.verify_ms[0]
-        self._hits = self._expected = self._steps = 0.0  # evidence of the walk's steps, forgetting
+        self._hits = self._expected = 0.0  # evidence of the walk's steps, forgetting
         self._tokens = self._spent_ms = 0.0  # what drafted rounds commit and cost, forgetting
         self._left, self._probing = 0, False  # plain rounds before the next draft; whether that one is a probe
         self.room = most
@@ -115,29 +114,24 @@ class Width:
         """Say whether the next round should draft."""
         return self._left == 0
 
-    def correct(self, top_logprobs: np.ndarray) -> np.ndarray:
-        """Return the marginals' log-probabilities `(D, K)` as the evidence so far corrects them."""
-        factor, humble = self._correction()
-        corrected = top_logprobs + log(factor)
-        if humble:
-            first = top_logprobs[:, 0].tolist()  # -inf where an offset has no candidate at all
-            corrected[:, 0] = [log1p(-factor * max(0.0, 1 - exp(x))) if x > -inf else x for x in first]
-        return corrected
+    @property
+    def trust(self) -> float:
+        """Return how often a step of the head is right, over how often it says so; at most 1."""
+        return min(1.0, (self._hits + 1) / (self._expected + 1))
 
-    def _correction(self) -> tuple[float, bool]:
-        """Return what to multiply with, and whether the head is humble: then first candidates gain what the rest lose."""
-        if self._hits <= self._expected:
-            return (self._hits + 1) / (self._expected + 1), False
-        return (self._steps - self._hits + 1) / (self._steps - self._expected + 1), True
-
-    def size(self, logps: Sequence[float]) -> int:
-        """Return the N of most expected tokens per second, for nodes of path log-probabilities `(n,)` in falling order.
+    def size(self, logps: Sequence[float], depths: Sequence[int]) -> int:
+        """Return the N of most expected tokens per second, for nodes in order of selection.
 
         What it returns is taken to be verified: it sets `room`, and the first call what drafted rounds should bring.
+
+        Args:
+            logps: (n,) the head's path log-probabilities.
+            depths: (n,) from 1.
         """
-        tokens, best = 1.0, (1.0 / self._ms[0], 0, 1.0)  # rate, N, tokens
-        for n, logp in enumerate(logps, start=1):
-            tokens += exp(logp)
+        trust, tokens = self.trust, 1.0
+        best = 1.0 / self._ms[0], 0, 1.0  # rate, N, tokens
+        for n, (logp, depth) in enumerate(zip(logps, depths, strict=True), start=1):
+            tokens += exp(logp) * trust**depth
             if tokens / self._ms[n] > best[0]:
                 best = tokens / self._ms[n], n, tokens
         _, n, tokens = best
@@ -148,26 +142,25 @@ class Width:
 
     def observe(self, report: Round) -> None:
         """Learn from a round."""
-        self._hits, self._expected, self._steps = FORGET * self._hits, FORGET * self._expected, FORGET * self._steps
+        self._hits, self._expected = FORGET * self._hits, FORGET * self._expected
         if not len(report.top_ids):
             self._left -= 1
             return
-        tree, said, mass = report.tree, np.exp(report.top_logprobs).tolist(), dict[int, float]()
-        nodes = list(zip(tree.parents.tolist(), tree.depths.tolist(), tree.ranks.tolist(), strict=True))
-        for parent, offset, rank in nodes:
-            mass[parent] = mass.get(parent, 0.0) + said[offset - 1][rank]
+        parents, depths, paths = (
+            report.tree.parents.tolist(),
+            report.tree.depths.tolist(),
+            np.exp(report.tree.logps).tolist(),
+        )
+        below: dict[int, float] = {}  # parent -> summed path probabilities of its children
+        for parent, path in zip(parents, paths, strict=True):
+            below[parent] = below.get(parent, 0.0) + path
         for step, at in enumerate([ROOT, *report.path]):
             hit = step < len(report.path)
-            if at in mass and (hit or report.bonus is not None):  # after a cut nobody knows
+            if at in below and (hit or report.bonus is not None):  # after a cut nobody knows
                 self._hits += hit
-                self._expected += min(1.0, mass[at])
-                self._steps += 1
-        (factor, humble), paths = self._correction(), list[float]()
-        for parent, offset, rank in nodes:
-            step = said[offset - 1][rank]
-            step = 1 - factor * (1 - step) if humble and rank == 0 else factor * step
-            paths.append(step * (paths[parent] if parent != ROOT else 1.0))
-        tokens, ms = 1 + sum(paths), self._ms[len(paths)]
+                self._expected += min(1.0, below[at] / (1.0 if at == ROOT else paths[at]))
+        trust, ms = self.trust, self._ms[len(paths)]
+        tokens = 1 + sum(path * trust**depth for path, depth in zip(paths, depths, strict=True))
         self._tokens, self._spent_ms = RECALL * self._tokens + tokens, RECALL * self._spent_ms + ms
         lost_ms = ms - len(report.committed) * self._plain_ms
         self._probing = lost_ms > 0 and (self._probing or self._tokens * self._plain_ms < self._spent_ms)
@@ -219,12 +212,12 @@ class AutoDrafter:
         return draft
 
     def grow(self, draft: Draft) -> CandidateTree:
-        """Build the tree of corrected path probabilities, as far as it pays."""
+        """Build the tree of the best paths, as far as it pays."""
         if not len(draft.top_ids):
             return NO_TREE
-        logps = self._width.correct(draft.top_logprobs)
-        tree = build_budget_tree(draft.top_ids, logps, budget=self._width.room, branch_k=self._block.branch_k)
-        n = self._width.size(tree.logps.tolist())
+        width, branch_k = self._width, self._block.branch_k
+        tree = build_budget_tree(draft.top_ids, draft.top_logprobs, budget=width.room, branch_k=branch_k)
+        n = width.size(tree.logps.tolist(), tree.depths.tolist())
         return CandidateTree(tree.tokens[:n], tree.parents[:n], tree.depths[:n], tree.ranks[:n], tree.logps[:n])
 
     def observe(self, report: Round) -> None:

@@ -63,7 +63,7 @@ def test_costs_between_and_beyond_the_grid():
 def test_the_size_is_the_best_of_all(probabilities, draft_ms, ms):
     logps = np.log(np.array(sorted(probabilities, reverse=True)))
     costs = RoundCosts((0, 10, 20), tuple(sorted(ms)), draft_ms)
-    n = Width(costs).size(logps)
+    n = Width(costs).size(logps, np.ones(len(logps)))
     rates = [(1 + np.exp(logps[:i]).sum()) / (draft_ms + costs.verify(i)[-1]) for i in range(len(logps) + 1)]
     assert rates[n] == pytest.approx(max(rates))
 
@@ -86,42 +86,39 @@ PLAIN = SimpleNamespace(top_ids=[], committed=[0])
 
 
 def test_without_evidence_the_head_is_believed():
-    logps = marginals()
-    np.testing.assert_allclose(Width(COSTS).correct(logps), logps)
-
-
-@pytest.mark.parametrize("top, depth_of", [(0.9, 0), (0.5, 0), (0.5, 5)])
-def test_a_correction_moves_towards_what_was_seen(top, depth_of):
-    logps, width = marginals(top, offsets=6), Width(COSTS)
-    for _ in range(40):
-        width.observe(report_of(logps, budget=6, accepted=depth_of))
-    seen = np.exp(width.correct(logps))
-    assert (seen.sum(-1) <= 1 + 1e-9).all()
-    if depth_of:  # five hits to one miss where the head's one candidate said one half
-        assert seen[0, 0] > 0.6
-    else:
-        assert seen[0, 0] < 0.15 * top
-    np.testing.assert_array_equal(np.argsort(-seen, axis=-1), np.argsort(-np.exp(logps), axis=-1))
+    assert Width(COSTS).trust == 1
 
 
 @pytest.mark.parametrize("truth", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("claim", [0.3, 0.6, 0.9])
-def test_the_corrected_mass_is_the_hit_rate(claim, truth):
-    """Fed with hits at the true rate, the corrected mass of a one-candidate offset comes close to it."""
+def test_trust_brings_a_claim_down_to_the_truth(claim, truth):
+    """Fed with hits at the true rate, trust times the claimed mass comes close to it where the head claims too much."""
     rng, width = np.random.default_rng(0), Width(COSTS)
     logps = np.log(np.full((1, 1), claim))
     seen = []
     for _ in range(400):
         width.observe(report_of(logps, budget=1, accepted=int(rng.random() < truth)))
-        seen.append(np.exp(width.correct(logps))[0, 0])
-    assert np.mean(seen[100:]) == pytest.approx(truth, abs=0.12)
+        seen.append(claim * width.trust)
+    assert np.mean(seen[100:]) == pytest.approx(min(claim, truth), abs=0.12)
+
+
+def test_trust_counts_with_depth():
+    """A head that is right half as often as it says is expected to reach depth d with half its word to the power d."""
+    free, logps = RoundCosts((0, 2), (1.0, 1.2), 0.0), np.log([0.9, 0.81])
+    believed, doubted = Width(free), Width(free)
+    for _ in range(200):
+        doubted.observe(report_of(np.log(np.full((1, 1), 0.9)), budget=1, accepted=0))
+    assert doubted.trust < 0.15 and believed.size(logps, [1, 2]) == 2
+    gains = doubted.trust ** np.array([1, 2]) * np.exp(logps)
+    rates = [(1 + gains[:n].sum()) / free.verify(n)[-1] for n in range(3)]
+    assert doubted.size(logps, [1, 2]) == int(np.argmax(rates))
 
 
 def test_a_cut_round_says_nothing_about_its_last_step():
     one, other = Width(COSTS), Width(COSTS)
     one.observe(report_of(marginals(), 10, accepted=2, bonus=None))
     other.observe(report_of(marginals(), 10, accepted=2, bonus=0))
-    assert one._steps == 2 and other._steps == 3 and one._hits == other._hits == 2
+    assert one._hits == other._hits == 2 and 1 < one._expected < other._expected <= 3
 
 
 def test_equal_rounds_give_equal_decisions():
@@ -135,7 +132,8 @@ def test_equal_rounds_give_equal_decisions():
         width, made = Width(COSTS), []
         for report in rounds:
             if width.wants_draft():
-                made.append((width.size(build_budget_tree(*[report.top_logprobs] * 2, budget=50).logps), True))
+                tree = build_budget_tree(*[report.top_logprobs] * 2, budget=50)
+                made.append((width.size(tree.logps, tree.depths), True))
                 width.observe(report)
             else:
                 made.append((0, False))
@@ -151,7 +149,8 @@ def test_a_useless_head_costs_its_share_and_comes_back(top):
     lost, first, n_plain = [], 0, 0
     for _ in range(2000):
         if width.wants_draft():
-            n = width.size(build_budget_tree(*[logps] * 2, budget=50).logps)
+            tree = build_budget_tree(*[logps] * 2, budget=50)
+            n = width.size(tree.logps, tree.depths)
             width.observe(report_of(logps, budget=n, accepted=0))
             lost.append(COSTS.draft_ms + COSTS.verify(n)[-1] - plain)
             first += not n_plain
@@ -166,17 +165,6 @@ def test_a_useless_head_costs_its_share_and_comes_back(top):
     for _ in range(40):
         assert width.wants_draft(), "one probe that pays, and every round drafts again"
         width.observe(report_of(marginals(0.9), budget=6, accepted=6))
-
-
-def test_an_offset_without_candidates_gets_none():
-    logps = marginals(offsets=2)
-    logps[1] = -np.inf
-    for accepted in (0, 6):
-        width = Width(COSTS)
-        for _ in range(5):
-            width.observe(report_of(marginals(0.6), budget=6, accepted=accepted))
-        corrected = width.correct(logps)
-        assert np.isfinite(corrected[0]).all() and np.isneginf(corrected[1]).all()
 
 
 @pytest.mark.parametrize("max_nodes", [1, 5])
@@ -194,7 +182,7 @@ def test_a_limit_below_the_grid_is_kept(max_nodes):
 def test_a_tree_has_room_to_grow():
     width = Width(COSTS)
     assert width.room == GRID[-1] and Width(COSTS, 20).room == 20
-    n = width.size(np.log([0.9, 0.8, 0.7]))
+    n = width.size(np.log([0.9, 0.8, 0.7]), [1, 2, 3])
     assert n == 3 and width.room == 3 + SPARE
 
 
@@ -239,21 +227,21 @@ def test_exact_on_every_family(family):
     assert torch.equal(out, greedy)
 
 
-def test_the_tree_is_the_best_of_its_size_under_the_corrected_marginals():
+def test_the_tree_is_the_head_s_own_and_of_the_best_size():
     model, ids = text_target(), text_prompt(11)
     head = OracleHead(stream_of(model, ids, 60), rank_of=lambda start, offset: (start + offset) % 3)
     _, stats = decode(AutoDrafter(head, costs=COSTS), model, ids, Settings(60))
-    width = Width(COSTS)
+    width, sizes = Width(COSTS), []
     for report in stats.rounds:
         if len(report.top_ids):
-            logps = width.correct(report.top_logprobs)
-            room = width.room
-            whole = build_budget_tree(report.top_ids, logps, budget=room)
-            assert report.tree == build_budget_tree(report.top_ids, logps, budget=width.size(whole.logps))
-            wider = build_budget_tree(report.top_ids, logps, budget=127)
-            rates = [1.0, *np.exp(wider.logps)] @ np.triu(np.ones((128, 128))) / (COSTS.draft_ms + COSTS.verify(127))
-            assert len(report.tree) == rates[: room + 1].argmax()
+            wide = build_budget_tree(report.top_ids, report.top_logprobs, budget=127)
+            gains = np.exp(wide.logps) * width.trust**wide.depths
+            rates = np.append(1, 1 + gains.cumsum()) / (COSTS.draft_ms + COSTS.verify(127))
+            sizes.append(int(rates[: width.room + 1].argmax()))
+            assert report.tree == build_budget_tree(report.top_ids, report.top_logprobs, budget=sizes[-1])
+            width.size(wide.logps[: width.room], wide.depths[: width.room])
         width.observe(report)
+    assert len(set(sizes)) > 1
 
 
 def test_costs_are_measured_once_a_target_and_prefix(monkeypatch):

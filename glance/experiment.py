@@ -243,7 +243,7 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 15) -> dict[str, Any]:
     """Time passes apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per budget.
 
-    A greedy step is the oracle's; `time_passes` says how the others are timed. They bound the speedup over the oracle:
+    A greedy step is the oracle's, a draft reads half a block of new states; see also `time_passes`. They bound the speedup over the oracle:
     tau * c_ar / (c_draft + c_verify(N)).
     """
     ids, positions = prepare(pair, prompt, plan)
@@ -256,7 +256,8 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
         trees = [
             build_budget_tree(draft.top_ids, draft.top_logprobs, budget=n, branch_k=plan.branch_k) for n in budgets
         ]
-        _, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats)
+        new = fused[:, -(pair.head.block_size // 2) :]
+        _, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats, new)
     _, stats = greedy_generate(pair.target, ids, 4 * repeats, positions=positions, stop_token_ids=(), return_stats=True)
     ar_ms = 1e3 * stats.seconds["decode_only"] / (stats.n_tokens - 1)
     verify = [

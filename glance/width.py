@@ -255,9 +255,17 @@ def measure_costs(block: BlockDrafter, target: Target, root: int, draft: Draft) 
 
 
 def time_passes(
-    block: BlockDrafter, target: Target, root: int, trees: Sequence[CandidateTree], repeats: int
+    block: BlockDrafter,
+    target: Target,
+    root: int,
+    trees: Sequence[CandidateTree],
+    repeats: int,
+    fused: torch.Tensor | None = None,
 ) -> tuple[float, float, list[float]]:
     """Time passes behind the committed tokens, which stay as they are; each in the order in which its loop makes it.
+
+    Args:
+        fused: states that every timed draft reads as new; None for none.
 
     Returns:
         Medians in milliseconds: a plain step after plain steps; a draft; a verify pass of each tree, each after a draft.
@@ -268,7 +276,7 @@ def time_passes(
         target.cache.truncate(target.length)
         return ms
 
-    rows = [[(_timed(lambda: block.draft(root, None)), verify(tree)) for tree in trees] for _ in range(repeats + 1)]
+    rows = [[(_timed(lambda: block.draft(root, fused)), verify(tree)) for tree in trees] for _ in range(repeats + 1)]
     plain = [verify(NO_TREE) for _ in range(2 * repeats + 1)]
     drafts, verified = np.array(rows[1:]).transpose(2, 0, 1)  # (repeats, trees) each
     return float(np.median(plain[1:])), float(np.median(drafts)), np.median(verified, axis=0).tolist()

@@ -243,8 +243,8 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 15) -> dict[str, Any]:
     """Time passes apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per budget.
 
-    A greedy step is the oracle's, a draft reads half a block of new states; see also `time_passes`. They bound the speedup over the oracle:
-    tau * c_ar / (c_draft + c_verify(N)).
+    A greedy step is the oracle's, a draft reads half a block of new states; see also `time_passes`. They bound the speedup
+    over the oracle: tau * c_ar / (c_draft + c_verify(N)).
     """
     ids, positions = prepare(pair, prompt, plan)
     drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)

@@ -65,7 +65,7 @@ def _task_rows(pair: Pair, plan: Plan, task: str, prompts: list, repeats: int, b
             stats = runs[0][1]
             nodes = sum(len(report.tree) for report in stats.rounds)
             totals[arm] += [ms, stats.n_tokens - 1, stats.n_rounds, nodes]
-        costs.append(measure_costs(pair, prompt, plan, budgets, repeats=max(5, repeats)))
+        costs.append(measure_costs(pair, [prompt], plan, budgets, repeats=max(5, repeats)))
     return [_row(task, arm, totals, costs) for arm in arms]
 
 

@@ -240,12 +240,25 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 
 
 @torch.inference_mode()
-def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 15) -> dict[str, Any]:
+def measure_costs(
+    pair: Pair, prompts: Sequence[Prompt], plan: Plan, budgets: Sequence[int], repeats: int = 9
+) -> dict[str, Any]:
     """Time passes apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per budget.
 
-    A greedy step is the oracle's, a draft reads half a block of new states; see also `time_passes`. They bound the speedup
-    over the oracle: tau * c_ar / (c_draft + c_verify(N)).
+    Medians over repeats at each prompt, averaged over the prompts. A greedy step is the oracle's, a draft reads half a block
+    of new states; see also `time_passes`. They bound the speedup over the oracle: tau * c_ar / (c_draft + c_verify(N)).
     """
+    prefix, ar_ms, draft_ms, *verify = np.mean(
+        [_pass_ms(pair, prompt, plan, budgets, repeats) for prompt in prompts], axis=0
+    )
+    rows = [
+        {"nodes": n, "ms": float(ms if n else ar_ms)} for n, ms in zip(budgets, verify, strict=True)
+    ]  # 0 never drafts
+    return {"prefix": float(prefix), "ar_ms": float(ar_ms), "draft_ms": float(draft_ms), "verify": rows}
+
+
+def _pass_ms(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int) -> list[float]:
+    """Return a prompt's length, and the milliseconds of a greedy step, a draft, and a verify pass per budget."""
     ids, positions = prepare(pair, prompt, plan)
     drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
     with Target(pair.target, positions, drafter.layer_ids, room=ids.shape[1] + drafter.reach + 1) as target:
@@ -259,8 +272,4 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
         new = fused[:, -(pair.head.block_size // 2) :]
         _, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats, new)
     _, stats = greedy_generate(pair.target, ids, 4 * repeats, positions=positions, stop_token_ids=(), return_stats=True)
-    ar_ms = 1e3 * stats.seconds["decode_only"] / (stats.n_tokens - 1)
-    verify = [
-        {"nodes": n, "ms": ms if n else ar_ms} for n, ms in zip(budgets, verify_ms, strict=True)
-    ]  # 0 never drafts
-    return {"prefix": ids.shape[1], "ar_ms": ar_ms, "draft_ms": draft_ms, "verify": verify}
+    return [ids.shape[1], 1e3 * stats.seconds["decode_only"] / (stats.n_tokens - 1), draft_ms, *verify_ms]

@@ -171,13 +171,14 @@ def _law_panel(axes: Any, name: str, law: Mapping[str, Any], below: float) -> No
     fitted = DraftabilityLaw.from_dict(law)
     entropy = np.linspace(0, (1.2 * deciles["entropy"][-1]) ** 0.5, 200) ** 2
     axes.plot(entropy, fitted.expected(entropy), color=style.color)
-    lines = [f"$b_1$ = {fitted.b1:.2f} [{fitted.b1_ci[0]:.2f}, {fitted.b1_ci[1]:.2f}]"]
-    lines += [f"$\\rho$ = {fitted.rho:.2f}   $n$ = {fitted.n}"]
+    slope = f"$b_1$ = {fitted.b1:.2f} [{fitted.b1_ci[0]:.2f}, {fitted.b1_ci[1]:.2f}], $\\rho$ = {fitted.rho:.2f}"
+    axes.text(1, 1.03, slope, **note | {"va": "bottom"})
+    rounds, verdict = f"{fitted.n} rounds", "holds" if law["holds"] else "does not hold"
     if fitted.cap:
         axes.axhline(fitted.cap, color="0.5", lw=0.6, ls=(0, (4, 2)))
         axes.plot(entropy, np.exp(fitted.b0 - fitted.b1 * entropy), color=style.color, lw=0.9, ls=":", zorder=1)
-        lines += [f"{law['at_cap']:.1%} filled the block"]
-    axes.text(0.98, below, "\n".join([*lines, f"the law {'holds' if law['holds'] else 'does not hold'}"]), **note)
+        rounds += f", {law['at_cap']:.1%} filled the block"
+    axes.text(0.98, below, f"{rounds}\nthe law {verdict}", **note)
 
 
 def _mix(color: str, share: float) -> tuple[float, ...]:
@@ -229,9 +230,8 @@ def width_figure(results: Results) -> Figure:
 def budget_figure(results: Results) -> Figure:
     """Figure (d): speedup against the verifier's budget N, measured and as bounded by separately timed passes; and why.
 
-    The bound is tau(N) * c_ar / (c_draft + c_verify(N)): a decoder that did nothing but its passes. Where the sweep has the
-    arm auto, its speedup stands beside the budgets'. Right, the same two numbers in plain decoding's tokens: what a round
-    yields, and what its passes cost. Cost above yield is slower.
+    The bound is tau(N) * c_ar / (c_draft + c_verify(N)): a decoder that did nothing but its passes. Beside the budgets stands
+    the arm auto. Right, the same two numbers in plain decoding's tokens: what a round yields, and what its passes cost.
     """
     sweep, budgets, costs = results.sweep, results.sweep.budgets, results.costs
     verify = {entry["nodes"]: entry["ms"] for entry in costs["verify"]}
@@ -250,12 +250,13 @@ def budget_figure(results: Results) -> Figure:
     left.plot(x, values, color=style.color, marker=style.marker, label="measured, with 95% interval")
     left.plot(x, mean_tau / cost, color="black", ls=(0, (4, 2)), marker="x", label=BOUND)
     left.axhline(1, color=ARMS["ar"].color, lw=0.8)
-    left.set_ylim(0, 1.22 * max(1, values.max(), (mean_tau / cost).max()))
+    left.set_ylim(0, 1.4 * max(1, values.max(), (mean_tau / cost).max()))
     left.axhspan(0, 1, color="0.94", lw=0, zorder=0)
     left.text(x[-1], 0.05, "slower than plain greedy decoding", ha="right", va="bottom", color="0.4", fontsize=6)
     best = int(values.argmax())
-    under = {"textcoords": "offset points", "ha": "right" if best == len(known) - 1 else "center", "color": style.color}
-    left.annotate(f"{values[best]:.2f}x at N = {known[best]}", (x[best], measured[best].low), (0, -20), **under)
+    above = {"textcoords": "offset points", "ha": "right" if best == len(known) - 1 else "center"}
+    top = x[best], max(measured[best].high, (mean_tau / cost)[best])
+    left.annotate(f"{values[best]:.2f}x at N = {known[best]}", top, (0, 4), color=style.color, **above)
     left.set(ylabel="speedup over plain greedy", title="Speedup, all tasks (geometric mean)")
     left.legend(loc="upper left")
     for task, line in taus.items():
@@ -272,11 +273,10 @@ def budget_figure(results: Results) -> Figure:
         axes.set(xticks=x, xticklabels=known, xlabel="verifier budget $N$ (nodes)")
     if "auto" in sweep.arms:
         auto, mark, place = sweep.speedup("auto"), look("auto"), x[-1] + 1.2
-        ends = [[max(0.0, auto.value - auto.low)], [max(0.0, auto.high - auto.value)]]
+        ends = [[max(0, auto.value - auto.low)], [max(0, auto.high - auto.value)]]
         left.set_ylim(0, max(left.get_ylim()[1], 1.15 * auto.high))
         left.errorbar(place, auto.value, ends, color=mark.color, marker=mark.marker, ms=6, lw=1)
-        above = {"textcoords": "offset points", "ha": "center", "color": mark.color}
-        left.annotate(f"{auto.value:.2f}x", (place, auto.high), (0, 3), **above)
+        left.annotate(f"{auto.value:.2f}x", (place, auto.high), (0, 4), **above | {"ha": "center", "color": mark.color})
         left.set(xticks=[*x, place], xticklabels=[*known, "auto"])
     return figure
 

@@ -179,7 +179,7 @@ def test_costs_are_measured_for_every_budget_and_reports_are_reused(made, pair, 
 
     def make():
         calls.append(1)
-        return measure_costs(pair, plan.prompts()[0], plan, [0, 7], repeats=2)
+        return measure_costs(pair, plan.prompts()[:2], plan, [0, 7], repeats=2)
 
     costs = reuse(tmp_path / "costs.json", pair, plan, make)
     assert [row["nodes"] for row in costs["verify"]] == [0, 7] and costs["draft_ms"] > 0 and costs["ar_ms"] > 0

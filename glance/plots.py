@@ -230,8 +230,8 @@ def width_figure(results: Results) -> Figure:
 def budget_figure(results: Results) -> Figure:
     """Figure (d): speedup against the verifier's budget N, measured and as bounded by separately timed passes; and why.
 
-    The bound is tau(N) * c_ar / (c_draft + c_verify(N)): a decoder that did nothing but its passes. The arm auto stands beside
-    the budgets. Right, the same two numbers in plain decoding's tokens: what a round yields, and what its passes cost.
+    The bound is tau(N) * c_ar / (c_draft + c_verify(N)): a decoder that did nothing but its passes. Beside them, the arm
+    auto. Right, the same two numbers in plain decoding's tokens: what a round yields, and what its passes cost.
     """
     sweep, budgets, costs = results.sweep, results.sweep.budgets, results.costs
     verify = {entry["nodes"]: entry["ms"] for entry in costs["verify"]}

@@ -15,7 +15,7 @@ from glance.experiment import Pair, Plan, load_pair, measure_costs, prepare
 from glance.paths import POCKET
 from glance.tasks import load_tasks
 
-PROMPTS = 16  # per task
+PROMPTS = 40  # per task
 
 
 def pocket_rows(repeats: int, budgets: Sequence[int]) -> list[dict[str, Any]]:

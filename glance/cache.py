@@ -26,9 +26,7 @@ class PathLayer(CacheLayerMixin):
     def __init__(self, room: int = 0, static: bool = False):
         super().__init__()
         self.length = 0
-        self.slots: torch.Tensor | None = (
-            None  # while set: the rows (q,) that the next update writes, all rows come back
-        )
+        self.slots: torch.Tensor | None = None  # while set: the rows (q,) that an update writes; all rows come back
         self._room, self._static = room, static
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -55,9 +53,9 @@ class PathLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.slots is not None:
-            return self.keys.index_copy_(-2, self.slots, key_states), self.values.index_copy_(
-                -2, self.slots, value_states
-            )
+            self.keys.index_copy_(-2, self.slots, key_states)
+            self.values.index_copy_(-2, self.slots, value_states)
+            return self.keys, self.values
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
             keys, values = self.keys[..., : self.length, :], self.values[..., : self.length, :]

@@ -248,13 +248,11 @@ def measure_costs(
     Medians over repeats at each prompt, averaged over the prompts. A greedy step is the oracle's, a draft reads half a block
     of new states; see also `time_passes`. They bound the speedup over the oracle: tau * c_ar / (c_draft + c_verify(N)).
     """
-    prefix, ar_ms, draft_ms, *verify = np.mean(
-        [_pass_ms(pair, prompt, plan, budgets, repeats) for prompt in prompts], axis=0
-    )
-    rows = [
-        {"nodes": n, "ms": float(ms if n else ar_ms)} for n, ms in zip(budgets, verify, strict=True)
-    ]  # 0 never drafts
-    return {"prefix": float(prefix), "ar_ms": float(ar_ms), "draft_ms": float(draft_ms), "verify": rows}
+    each = [_pass_ms(pair, prompt, plan, budgets, repeats) for prompt in prompts]
+    prefix, ar_ms, draft_ms, *verify_ms = np.mean(each, axis=0).tolist()
+    # budget 0 never drafts: its pass is the greedy step
+    verify = [{"nodes": n, "ms": ms if n else ar_ms} for n, ms in zip(budgets, verify_ms, strict=True)]
+    return {"prefix": prefix, "ar_ms": ar_ms, "draft_ms": draft_ms, "verify": verify}
 
 
 def _pass_ms(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int) -> list[float]:

@@ -146,11 +146,8 @@ class Width:
         if not len(report.top_ids):
             self._left -= 1
             return
-        parents, depths, paths = (
-            report.tree.parents.tolist(),
-            report.tree.depths.tolist(),
-            np.exp(report.tree.logps).tolist(),
-        )
+        tree = report.tree
+        parents, depths, paths = tree.parents.tolist(), tree.depths.tolist(), np.exp(tree.logps).tolist()
         below: dict[int, float] = {}  # parent -> summed path probabilities of its children
         for parent, path in zip(parents, paths, strict=True):
             below[parent] = below.get(parent, 0.0) + path

@@ -29,9 +29,6 @@ TINY = (
     Stage("vision", STRIPS, 6, 5, 2e-3, 2e-3, 2e-3, language=False, warmup=1),
     Stage("transcription", STRIPS, 6, 4, 1e-3, 2e-3, 1e-3, warmup=1),
 )
-needs_target = pytest.mark.skipif(
-    not (POCKET / "target" / "model.safetensors").is_file(), reason="data/pocket/target is not there"
-)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +146,6 @@ def test_commands_say_what_is_wrong_in_one_line(tmp_path, capsys):
     assert (tmp_path / "chartqa-4.png").is_file() and "The chart" in capsys.readouterr().out
 
 
-@needs_target
 def test_shipped_target_reads_fresh_pages(shipped):
     model, tokenizer = shipped
     errors = {}
@@ -167,7 +163,6 @@ def test_shipped_target_reads_fresh_pages(shipped):
     assert scores["grounded"] >= 0.7 * scores["mentions"] > 0
 
 
-@needs_target
 def test_shipped_target_needs_the_picture(shipped):
     model, tokenizer = shipped
     pages = [sample("chartqa", 10**6 + seed, "eval") for seed in range(2)]
@@ -176,7 +171,6 @@ def test_shipped_target_needs_the_picture(shipped):
         assert score_reading({"answer": page.answer, "kind": page.kind}, answer["text"])["character_error"] > 0.2
 
 
-@needs_target
 def test_shipped_batched_forward_agrees_with_generation(shipped):
     model, tokenizer = shipped
     page = sample("infovqa", 10**6, "eval")
@@ -191,8 +185,6 @@ def test_shipped_batched_forward_agrees_with_generation(shipped):
     assert guesses[:-1] == ids[0, len(prompt) :].tolist() and guesses[-1] == tokenizer.eos_token_id
 
 
-@needs_target
-@pytest.mark.skipif(not (POCKET / "CARD.md").is_file(), reason="data/pocket/CARD.md is not there")
 def test_hashes_in_the_card_match_the_files():
     text = (POCKET / "CARD.md").read_text()
     for name, value in card.list_hashes(POCKET).items():

@@ -83,24 +83,20 @@ class GroupedAttention:
         """Look at a language model's decoder (the module that runs the layers)."""
         layers = [module for module in decoder.modules() if hasattr(module, "num_key_value_groups")]
         sizes = {module.num_key_value_groups for module in layers}
-        self._configs = list(
-            {id(module.config): module.config for module in layers if hasattr(module, "config")}.values()
-        )
+        configs = {id(module.config): module.config for module in layers if hasattr(module, "config")}.values()
         looks_up = getattr(type(decoder), "_can_set_attn_implementation", lambda: False)()
-        stock = all(config._attn_implementation == "sdpa" for config in self._configs)
-        self.groups = sizes.pop() if len(sizes) == 1 and self._configs and looks_up and stock else 1
+        stock = all(config._attn_implementation == "sdpa" for config in configs)
+        self.groups = sizes.pop() if len(sizes) == 1 and configs and looks_up and stock else 1
+        self._settings = list(map(vars, configs)) if self.groups > 1 else []
 
     def __enter__(self) -> "GroupedAttention":
-        self._name(NAME)
+        for settings in self._settings:  # past a config's own setter, which is slow: this runs twice a round
+            settings["_attn_implementation_internal"] = NAME
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._name("sdpa")
-
-    def _name(self, name: str) -> None:
-        if self.groups > 1:
-            for config in self._configs:  # past a config's own setter, which is slow: this runs twice a round
-                vars(config)["_attn_implementation_internal"] = name
+        for settings in self._settings:
+            settings["_attn_implementation_internal"] = "sdpa"
 
 
 class MaskBuffer:
@@ -127,13 +123,15 @@ class MaskBuffer:
             self._rows = torch.zeros(*shape, dtype=self._dtype, device=self._device)
             if columns:
                 self._rows[:, length:] = -torch.inf
-        else:
-            self._rows[:, self._clean : length] = 0
-        self._clean = length
-        mask = self._rows[: self._groups * q].view(self._groups, q, -1)[None, :, :, :end]
-        own = tree_mask(tree)
+            self._clean = length
+        used, clean = self._groups * q, self._clean
+        if used < len(self._rows):
+            self._rows[used:, clean:length] = 0
+        own = tree_mask(tree, prefix=length - clean)
         if q > len(own):
-            own = np.pad(own, (0, q - len(own)), constant_values=-np.inf)
-            own[len(tree) + 1 :, 0] = 0
-        mask[..., length : length + q] = torch.from_numpy(own)
-        return mask
+            own = np.pad(own, ((0, q - len(own)), (0, q - len(own))), constant_values=-np.inf)
+            own[len(tree) + 1 :, : length - clean + 1] = 0
+        mask = self._rows.narrow(0, 0, used).view(1, self._groups, q, -1)
+        mask.narrow(-1, clean, length - clean + q).copy_(torch.from_numpy(own))
+        self._clean = length
+        return mask.narrow(-1, 0, end)

@@ -6,13 +6,13 @@ variant's milliseconds over its base's. Absolute milliseconds belong to the mach
 | section | what is compared |
 |---|---|
 | oracle | our greedy loop with transformers' `generate(do_sample=False)`, by prefix |
-| decode | chain and tree with the oracle, and the chain with dflash's own loop, for a head of known quality; a random head |
+| decode | trees and chain with the oracle, the chain with dflash's own loop, for a head of stated quality; a random head |
 | overhead | the share of a round spent outside the forwards of target and head, by prefix |
 | attention | a verify pass of 64 rows on 4 query heads per key-value head: stock, in-place cache, grouped attention |
 | tree | building trees and masks beside a plain heap that pushes every child |
 | pocket | speedups on the pocket target by budget, beside the bound tau c_ar / (c_draft + c_verify(N)); a random head |
 
-Random targets are of the pocket target's size. The file knows nothing of notebooks and figures.
+The first three run on random ids through the pocket pair. The file knows nothing of notebooks and figures.
 """
 
 import argparse
@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from glance.bench_parts import Forwards, KnowingHead, Stopwatch, random_head, random_prompt, random_target
+from glance.bench_parts import Forwards, KnowingHead, Stopwatch, random_head, random_prompt, random_target, small_pair
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.paths import BENCH, POCKET
 from glance.rounds import provenance, write_json
-from glance.target import StreamPositions, Target
+from glance.target import StreamPositions, Target, decoder_of
 from glance.tree import ancestor_matrix, build_budget_tree, tree_mask
 
 COLUMNS = ("section", "case", "variant", "prefix", "nodes", "ms", "base", "ratio", "tau", "bound", "repeats")
@@ -99,7 +99,7 @@ def ratios(ms: Mapping[str, float], base: str, **facts: Any) -> list[dict[str, A
 
 def bench_oracle(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Time a step of our greedy loop beside a step of transformers' `generate`."""
-    model, rows, n = random_target(), [], 48
+    (model, _, name), rows, n = small_pair(), [], 48
     for prefix in prefixes:
         ids = random_prompt(prefix)
 
@@ -112,7 +112,7 @@ def bench_oracle(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
             model.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=n, streamer=(watch := Stopwatch()))
             return watch.ms_per_token()
 
-        rows += ratios(alternate({"generate": stock, "oracle": ours}, repeats), "generate", prefix=prefix)
+        rows += ratios(alternate({"generate": stock, "oracle": ours}, repeats), "generate", prefix=prefix, case=name)
     return rows
 
 
@@ -124,44 +124,41 @@ def bench_decode(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
 def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
     from dflash.model import dflash_generate
 
-    model, ids, n = random_target(), random_prompt(prefix), 96
+    (model, head, case), ids, n = small_pair(), random_prompt(prefix), 96
     stream = greedy_generate(model, ids, n)[0].tolist()
-    head = KnowingHead(random_head(model), greedy_generate(model, ids, n + 64)[0].tolist())
+    useless, head = random_head(model, head.config), KnowingHead(head, greedy_generate(model, ids, n + 64)[0].tolist())
     variants: dict[str, Callable] = {
         "oracle": lambda: greedy_generate(model, ids, n),
         "dflash chain": lambda: dflash_generate(head, model, ids, n, None),
         "chain": lambda: chain_generate(head, model, ids, n),
         **{f"tree-{b}": lambda b=b: generate(head, model, ids, n, budget=b) for b in BUDGETS},
         "auto": lambda: generate(head, model, ids, n, budget="auto"),
-        "auto, random head": lambda: generate(head.pass_of, model, ids, n, budget="auto"),
+        "auto, random head": lambda: generate(useless, model, ids, n, budget="auto"),
     }
     for name, run in variants.items():
         if run()[0].tolist() != stream:
             raise ValueError(f"{name} does not decode the oracle's text: speed means nothing before that")
     ms = alternate(variants, repeats)
-    return ratios(ms, "oracle", prefix=prefix) + ratios(
-        {name: ms[name] for name in ("dflash chain", "chain")}, "dflash chain", prefix=prefix
+    return ratios(ms, "oracle", prefix=prefix, case=case) + ratios(
+        {name: ms[name] for name in ("dflash chain", "chain")}, "dflash chain", prefix=prefix, case=case
     )
 
 
 def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
-    """Measure a round's time outside the forwards of target and head, at budget 63."""
-    model, rows = random_target(), []
+    """Measure a round's time outside the forwards of the target's and the head's modules, at budget 63."""
+    (model, real, case), rows = small_pair(), []
+    modules = (model, decoder_of(model), real, model.get_input_embeddings(), model.get_output_embeddings())
     for prefix in prefixes:
         ids = random_prompt(prefix)
-        stream = greedy_generate(model, ids, 160)[0].tolist()
-        head = KnowingHead(random_head(model), stream)
-        laps = []
+        head, laps = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist()), []
         for _ in range(repeats + 1):
-            with Forwards(model, head.pass_of, model.get_output_embeddings()) as inside:
-                head.compute_logits = inside.counted(type(head).compute_logits.__get__(head))
-                _, stats = generate(
-                    head, model, ids, 96, return_stats=True, on_round=lambda r, inside=inside: inside.lap()
-                )
+            with Forwards(*modules) as inside:
+                settings = {"on_round": lambda _, inside=inside, head=head: inside.lap(head.rigging_ms)}
+                _, stats = generate(head, model, ids, 96, return_stats=True, **settings)
             laps += inside.laps[2:-1]  # the first rounds allocate, the last is cut
         whole, forwards = np.array(laps).T
         ms = {"round": float(np.median(whole)), "outside forwards": float(np.median(whole - forwards))}
-        rows += ratios(ms, "round", prefix=prefix, nodes=63, tau=stats.tau)
+        rows += ratios(ms, "round", prefix=prefix, nodes=63, tau=stats.tau, case=case)
     return rows
 
 

@@ -5,6 +5,7 @@ has its cost and a stated quality.
 """
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
+
+from glance.experiment import load_pair
+from glance.paths import POCKET
 
 
 class Stopwatch:
@@ -42,6 +46,21 @@ def random_target(heads: int = 4, kv_heads: int = 2, layers: int = 6, width: int
     return model.eval().requires_grad_(False)
 
 
+def small_pair() -> tuple[nn.Module, nn.Module, str]:
+    """Return a target without stop tokens, a head and their name: the pocket pair, or a random one where that is missing."""
+    if not pocket_is_here():
+        model = random_target()
+        return model, random_head(model), "random target"
+    pair = load_pair(str(POCKET / "target"), str(POCKET / "head"), dtype="float32")
+    pair.target.generation_config.eos_token_id = None
+    return pair.target, pair.head, "pocket target"
+
+
+def pocket_is_here() -> bool:
+    """Say whether the pocket target and its head are in their folder."""
+    return all((POCKET / name / "config.json").is_file() for name in ("target", "head"))
+
+
 def random_head(model: nn.Module, config: Any = None) -> nn.Module:
     """Build a random block head for a target: three layers, blocks of 16; or one of another head's config."""
     from dflash import DFlashDraftModel
@@ -59,74 +78,77 @@ class KnowingHead:
     """A real head's cost with a known quality: its pass is run, and the right token is put at a rank drawn per place.
 
     The right token is first with probability 0.8, second with 0.1, out of reach else.
+
+    Attributes:
+        pass_of: the real head.
+        rigging_ms: what putting the right tokens there took so far, which no real head does.
     """
 
     def __init__(self, head: nn.Module, stream: Sequence[int]):
-        self.pass_of, self._stream, self._place = head, list(stream) + [2] * 64, 0
+        self.pass_of, self._stream, self._place, self.rigging_ms = head, list(stream) + [2] * 64, 0, 0.0
         self._draws = np.random.default_rng(0).random(len(self._stream))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.pass_of, name)
 
     def __call__(self, **inputs: Any) -> torch.Tensor:
+        began = perf_counter()
         self._place = int(inputs["position_ids"][0, inputs["target_hidden"].shape[1]])
+        self.rigging_ms += 1e3 * (perf_counter() - began)
         return self.pass_of(**inputs)
 
     def compute_logits(self, hidden: torch.Tensor, output_head: nn.Module) -> torch.Tensor:
         logits = output_head(hidden)
-        n = hidden.shape[1]
+        began, n = perf_counter(), hidden.shape[1]
         draws = self._draws[self._place + 1 : self._place + 1 + n]
         right = torch.tensor(self._stream[self._place + 1 : self._place + 1 + n])
         rows = torch.arange(n)
         logits[0, rows, (right + 1) % 710] = 30.0
         logits[0, rows, right] = torch.tensor(np.where(draws < 0.8, 31.4, np.where(draws < 0.9, 28.6, -30.0))).float()
+        self.rigging_ms += 1e3 * (perf_counter() - began)
         return logits
 
 
 def random_prompt(length: int) -> torch.Tensor:
-    """Return random ids `(1, length)`."""
-    return torch.randint(3, 700, (1, length), generator=torch.Generator().manual_seed(length))
+    """Return random ids `(1, length)`, no special token of the pocket tokenizer among them."""
+    return torch.randint(16, 700, (1, length), generator=torch.Generator().manual_seed(length))
 
 
 class Forwards:
-    """Adds up the time inside the forwards of modules, nested ones once; `lap` closes a round."""
+    """Adds up the time inside the forwards of modules, nested ones once; `lap` closes a round.
+
+    Attributes:
+        laps: (milliseconds of a round, those inside forwards), a pair per round.
+    """
 
     def __init__(self, *modules: nn.Module):
-        self._modules, self._depth, self._ms, self._last = modules, 0, 0.0, perf_counter()
-        self.laps: list[tuple[float, float]] = []  # milliseconds of each round: all, inside
+        self._modules, self._inside, self._ms, self._aside, self._last = modules, False, 0.0, 0.0, perf_counter()
+        self.laps: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Forwards":
-        self._hooks = [module.register_forward_pre_hook(self._open) for module in self._modules]
-        self._hooks += [module.register_forward_hook(self._close) for module in self._modules]
+        for module in self._modules:  # not by hooks, which take a slower way through every call
+            module.forward = self._counted(module.forward)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for module in self._modules:
+            del module.forward  # the class's own again
 
-    def counted(self, run: Callable) -> Callable:
-        """Count a function as a forward."""
-
-        def inside(*args: Any) -> Any:
-            self._open()
-            out = run(*args)
-            self._close()
+    def _counted(self, run: Callable) -> Callable:
+        @wraps(run)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return run(*args, **kwargs)
+            self._inside, began = True, perf_counter()
+            out = run(*args, **kwargs)
+            self._ms += 1e3 * (perf_counter() - began)
+            self._inside = False
             return out
 
         return inside
 
-    def _open(self, *_: Any) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._began = perf_counter()
-
-    def _close(self, *_: Any) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._ms += 1e3 * (perf_counter() - self._began)
-
-    def lap(self) -> None:
-        """Close a round."""
+    def lap(self, aside_ms: float = 0.0) -> None:
+        """Close a round; `aside_ms`, a total since the beginning, is left out of its time."""
         now = perf_counter()
-        self.laps.append((1e3 * (now - self._last), self._ms))
-        self._last, self._ms = now, 0.0
+        self.laps.append((1e3 * (now - self._last) - (aside_ms - self._aside), self._ms))
+        self._last, self._ms, self._aside = perf_counter(), 0.0, aside_ms

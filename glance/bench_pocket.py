@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from glance.bench_parts import random_head
+from glance.bench_parts import pocket_is_here, random_head
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.experiment import Pair, Plan, load_pair, measure_costs, prepare
 from glance.paths import POCKET
@@ -20,10 +20,9 @@ PROMPTS = 40  # per task
 
 def pocket_rows(repeats: int, budgets: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row per task and arm; none where the pocket target or its head is missing."""
-    folders = [POCKET / name for name in ("target", "head")]
-    if not all((folder / "config.json").is_file() for folder in folders):
+    if not pocket_is_here():
         return []
-    pair = load_pair(*map(str, folders), dtype="float32")
+    pair = load_pair(str(POCKET / "target"), str(POCKET / "head"), dtype="float32")
     plan = Plan(str(POCKET / "eval"), n=PROMPTS)
     by_task: dict[str, list[Any]] = {}
     for prompt in load_tasks(plan.data, plan.tasks, plan.n):

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from glance.distill import Example
-from glance.head import block_logits, check_pair, embed_block
+from glance.head import block_embedding, block_logits, check_pair
 from glance.target import decoder_layers, decoder_of
 
 IGNORE = -100
@@ -206,7 +206,7 @@ def run_blocks(head: nn.Module, target: nn.Module, blocks: Blocks) -> torch.Tens
     seen[..., :length] = (places < blocks.anchors[..., None]).repeat_interleave(s, 1)  # strictly before the anchor
     owner = torch.arange(a * s, device=device) // s
     seen[..., length:] = owner[:, None] == owner
-    embedded = embed_block(head, target, blocks.ids.flatten(1))
+    embedded = block_embedding(head, target)(blocks.ids.flatten(1))
     dtype = torch.bfloat16 if torch.is_autocast_enabled(device.type) else embedded.dtype
     mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -1e30)
     return head(
@@ -232,7 +232,7 @@ def block_loss(
     labelled = (blocks.labels != IGNORE).flatten(1)
     k = torch.arange(blocks.ids.shape[-1], device=hidden.device) - blocks.revealed  # 1, 2, ... on the masks
     weights = torch.exp(-(k - 1) / settings.decay).expand_as(blocks.labels).flatten(1)[labelled]
-    logits = block_logits(head, target, hidden[labelled]).float()
+    logits = block_logits(head, target)(hidden[labelled]).float()
     losses = F.cross_entropy(logits, blocks.labels.flatten(1)[labelled], reduction="none")
     if scout is not None:
         losses = losses + settings.scout * _scout_losses(scout, middle[0], blocks)[labelled]

@@ -9,44 +9,79 @@ The same class serves the target and the block head. It knows nothing of trees; 
 Shapes: H key-value heads, P committed rows, q appended rows, d head width.
 """
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 GROWTH = 256  # rows added beyond what is needed when a buffer has to grow
 
 
+class Store:
+    """One buffer for the keys and values of layers that agree in shape, dtype and device: moving rows is one call for all.
+
+    Attributes:
+        buffer: (layers, 2, 1, H, room, d); None before the first layer asks, and always for `layers` = 0.
+    """
+
+    def __init__(self, layers: int = 0):
+        self.buffer: torch.Tensor | None = None
+        self._layers, self._given = layers, 0
+
+    def give(
+        self, make: Callable[..., torch.Tensor], shape: tuple[int, ...], like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a buffer and a layer's part `(2, *shape)` of it: all of it where the layer is not like the first."""
+        if self._layers and self.buffer is None:
+            self.buffer = make(self._layers, 2, *shape, dtype=like.dtype, device=like.device)
+        shared = self.buffer
+        agrees = shared is not None and (shared.shape[2:], shared.dtype, shared.device) == (
+            shape,
+            like.dtype,
+            like.device,
+        )
+        if not agrees or self._given == self._layers:
+            own = make(2, *shape, dtype=like.dtype, device=like.device)
+            return own, own
+        self._given += 1
+        return shared, shared[self._given - 1]
+
+
 class PathLayer(CacheLayerMixin):
     """One layer's keys and values: `(1, H, room, d)` each, of which the first `length` rows are in use.
 
-    Both lie in one buffer where their shapes agree, so that moving rows is one call.
+    Attributes:
+        buffers: what holds them, `(..., room, d)` each; both in one where their shapes agree.
+        slots: while set, the rows (q,) that an update writes; all rows come back.
     """
 
     is_sliding = False
 
-    def __init__(self, room: int = 0, static: bool = False):
+    def __init__(self, room: int = 0, static: bool = False, store: Store | None = None):
         super().__init__()
         self.length = 0
-        self.slots: torch.Tensor | None = None  # while set: the rows (q,) that an update writes; all rows come back
-        self._room, self._static = room, static
+        self.slots: torch.Tensor | None = None
+        self._room, self._static, self._store = room, static, store or Store()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate both buffers in the dtype, on the device and with the head widths of the first states."""
+        """Allocate in the dtype, on the device and with the head widths of the first states."""
         self.dtype, self.device = key_states.dtype, key_states.device
         room = self._room if self._static else max(self._room, key_states.shape[-2] + GROWTH)
-        self._reserve(key_states, value_states, room)
+        self._reserve(key_states, value_states, room, self._store)
         self.is_initialized = True
 
-    def _reserve(self, keys: torch.Tensor, values: torch.Tensor, room: int) -> None:
-        """Make buffers of `room` rows like `keys` and `values`, one for both where these agree."""
+    def _reserve(self, keys: torch.Tensor, values: torch.Tensor, room: int, store: Store) -> None:
+        """Make room for `room` rows like `keys` and `values`."""
         make = torch.zeros if self._static else torch.empty  # rows that a mask hides must still be numbers
-        shapes = [(*states.shape[:-2], room, states.shape[-1]) for states in (keys, values)]
+        shapes = [torch.Size((*states.shape[:-2], room, states.shape[-1])) for states in (keys, values)]
         if shapes[0] == shapes[1] and keys.dtype == values.dtype:
-            both = make(2, *shapes[0], dtype=keys.dtype, device=keys.device)
-            self._buffers, self.keys, self.values = [both], both[0], both[1]
+            buffer, (self.keys, self.values) = store.give(make, shapes[0], keys)
+            self.buffers = [buffer]
         else:
             self.keys = make(shapes[0], dtype=keys.dtype, device=keys.device)
             self.values = make(shapes[1], dtype=values.dtype, device=values.device)
-            self._buffers = [self.keys, self.values]
+            self.buffers = [self.keys, self.values]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Append `(1, H, q, d)` rows in place; return views `(1, H, length, d)` of all rows in use."""
@@ -60,19 +95,12 @@ class PathLayer(CacheLayerMixin):
         if end > self.keys.shape[-2]:
             keys, values = self.keys[..., : self.length, :], self.values[..., : self.length, :]
             # geometric, so growing costs O(1) a row over a decode
-            self._reserve(keys, values, max(end + GROWTH, self.keys.shape[-2] * 3 // 2))
+            self._reserve(keys, values, max(end + GROWTH, self.keys.shape[-2] * 3 // 2), Store())
             self.keys[..., : self.length, :], self.values[..., : self.length, :] = keys, values
         self.keys.narrow(-2, self.length, end - self.length).copy_(key_states)
         self.values.narrow(-2, self.length, end - self.length).copy_(value_states)
         self.length = end
         return self.keys.narrow(-2, 0, end), self.values.narrow(-2, 0, end)
-
-    def keep_path(self, start: int, rows: torch.Tensor | None, count: int) -> None:
-        """Cut back to `start + count` rows; `rows` (absolute numbers) go to the places after `start`, None = in place."""
-        if rows is not None:
-            for buffer in self._buffers:
-                buffer.narrow(-2, start, count).copy_(buffer.index_select(-2, rows))
-        self.length = start + count
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys a query of this length meets, and the first one's place."""
@@ -90,12 +118,16 @@ class PathLayer(CacheLayerMixin):
 class PathCache(Cache):
     """One `PathLayer` per attention layer, made as the layers ask for them."""
 
-    def __init__(self, room: int = 0, static: bool = False):
+    def __init__(self, room: int = 0, static: bool = False, alike: int = 0):
         """Reserve `room` rows per layer at the first update (0: a little more than the first update brings).
 
-        `static` fills the reserve with zeros, for passes that read all of it (see `glance.static`).
+        Args:
+            room: rows.
+            static: fill the reserve with zeros, for passes that read all of it (see `glance.static`).
+            alike: number of layers that are expected to agree in shape, dtype and device, and will share one `Store`.
         """
-        super().__init__(layer_class_to_replicate=lambda: PathLayer(room, static))
+        store = Store(alike)
+        super().__init__(layer_class_to_replicate=lambda: PathLayer(room, static, store))
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""
@@ -104,9 +136,11 @@ class PathCache(Cache):
 
     def keep_path(self, start: int, path: list[int]) -> None:
         """Keep the first `start` rows and, after them, the rows `start + p` for p in `path` (rising); forget the rest."""
-        in_place = path == list(range(len(path)))
-        rows = None
+        count = len(path)
+        if path != list(range(count)):
+            rows = torch.from_numpy(np.array(path))
+            for buffer in {id(buffer): buffer for layer in self.layers for buffer in layer.buffers}.values():
+                new = buffer.narrow(-2, start, path[-1] + 1)
+                new.narrow(-2, 0, count).copy_(new.index_select(-2, rows.to(buffer.device)))
         for layer in self.layers:
-            if not in_place and (rows is None or rows.device != layer.keys.device):
-                rows = torch.tensor([start + p for p in path], device=layer.keys.device)
-            layer.keep_path(start, None if in_place else rows, len(path))
+            layer.length = start + count

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from glance.drafters import BlockDrafter, Drafter
-from glance.session import Choice, Clock, Round, Settings, Stats, Stream
+from glance.session import Choice, Clock, Round, Settings, Stats, Stream, best, fetch
 from glance.static import static_pass
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree
@@ -118,7 +118,7 @@ def decode(
             choices, entropy = choose(target.verify(root, tree))  # 3 verify
             clock.lap("verify")
             path, bonus = walk(tree, choices)  # 4 walk
-            committed = stream.commit([*tree.tokens[path].tolist(), bonus])
+            committed = stream.commit([*(int(tree.tokens[node]) for node in path), bonus])
             accepted = min(len(path), len(committed))
             start = target.length
             fused = target.keep(path[:accepted])  # 5 commit
@@ -205,11 +205,10 @@ def greedy_generate(
 
 def _argmax(logits: torch.Tensor) -> int:
     """Return the last row's argmax of `(1, q, V)`, in one transfer to the host; refuse a row that is not finite."""
-    top, token = logits[0, -1].max(-1)
-    top, token = torch.stack([top.float(), token.float()]).tolist()  # ids are exact in float32 below 2**24
-    if not isfinite(top):
+    top, token = fetch(*best(logits[0, -1:].float()))
+    if not isfinite(top[0]):
         raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
-    return int(token)
+    return int(token[0])
 
 
 def stop_ids(model: nn.Module, stop_token_ids: Any = None) -> frozenset[int]:

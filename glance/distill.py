@@ -26,7 +26,7 @@ from transformers import GenerationConfig, LogitsProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from glance.decode import stop_ids
-from glance.target import KeptStates, StreamPositions
+from glance.target import KeptStates, StreamPositions, fuse
 from glance.vl import VisionPositions
 
 TOKEN_SHAPED = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
@@ -154,7 +154,7 @@ class _Steps(LogitsProcessor):
         self.kept, self.states = kept, []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.states.append(self.kept.take())
+        self.states.append(fuse(self.kept.take()))
         return scores
 
 
@@ -170,7 +170,7 @@ def read_states(
     inputs = positions.prefill_inputs(target, batch["input_ids"])
     with KeptStates(target, layer_ids) as kept:
         target(input_ids=batch["input_ids"], use_cache=False, logits_to_keep=1, **inputs)
-        states = kept.take()
+        states = fuse(kept.take())
     return [row[: len(own)] for row, own in zip(states, ids, strict=True)]
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from glance.cache import PathCache
-from glance.head import block_logits, check_head, check_pair, embed_block
+from glance.head import block_embedding, block_logits, check_head, check_pair
+from glance.session import fetch
 from glance.target import Target
-from glance.tree import CandidateTree, build_budget_tree
+from glance.tree import NO_TREE, CandidateTree, build_budget_tree
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,10 @@ class BlockDrafter:
         check_pair(self.head, target.model)
         self._target, self._lap = target, lap
         self._cache = PathCache()
-        self._root = 0
+        self._root, self._row = 0, torch.empty(1, 0)
         weight = next(iter(self.head.parameters()), None) if hasattr(self.head, "parameters") else None
         self._home = (target.device, target.dtype) if weight is None else (weight.device, weight.dtype)
+        self._embed, self._logits = block_embedding(self.head, target.model), block_logits(self.head, target.model)
 
     def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
         """Fill the block after `root` in one pass; one transfer to the host."""
@@ -109,6 +111,8 @@ class BlockDrafter:
 
     def grow(self, draft: Draft) -> CandidateTree:
         """Take the `budget` best paths; where the spine fills the block, extend past it."""
+        if not len(draft.top_ids):
+            return NO_TREE
         tree = build_budget_tree(draft.top_ids, draft.top_logprobs, budget=self.budget, branch_k=self.branch_k)
         spine = tree.spine() if self.extend_budget else []
         if not spine or len(spine) < self.head.block_size - 1:
@@ -125,23 +129,31 @@ class BlockDrafter:
         """Run the head on `[known..., MASK x (B-1)]`, known starting at the root; price the masked offsets."""
         head, model, (device, dtype) = self.head, self._target.model, self._home
         place, n_masked = self._target.length, head.block_size - 1  # place: the root's, since it is not yet committed
-        ids = torch.tensor([known + [head.mask_token_id] * n_masked], device=self._target.device)
+        block = np.full((1, len(known) + n_masked), head.mask_token_id)
+        block[0, : len(known)] = known
+        ids = torch.from_numpy(block).to(self._target.device)
         if fused is None:  # nothing new was committed since the last pass
             fused = torch.empty(1, 0, len(self.layer_ids) * model.get_input_embeddings().weight.shape[1])
         hidden = head(
             target_hidden=fused.to(device, dtype),
-            noise_embedding=embed_block(head, model, ids).to(device, dtype),
-            position_ids=torch.arange(place - fused.shape[1], place + ids.shape[1], device=device)[None],
+            noise_embedding=self._embed(ids).to(device, dtype),
+            position_ids=self._places(place + ids.shape[1])[:, place - fused.shape[1] :],
             past_key_values=self._cache,
             use_cache=True,
         )[:, -n_masked:].to(self._target.device, self._target.dtype)
         self._cache.truncate(place)
-        logprobs = block_logits(head, model, hidden)[0].float().log_softmax(-1)  # (B-1, V)
+        logprobs = self._logits(hidden)[0].float().log_softmax(-1)  # (B-1, V)
         if self.chain and hasattr(head, "propose"):  # a head with its own way through the block: dflash's second kind
             anchor = ids[:, len(known) - 1]
             top_ids = head.propose(hidden, anchor, model.get_output_embeddings(), 0.0)[0].T  # (B-1, 1)
             top_logprobs = logprobs.gather(-1, top_ids)
         else:
             top_logprobs, top_ids = logprobs.topk(min(self.branch_k, logprobs.shape[-1]), dim=-1)  # (B-1, K)
-        packed = torch.stack([top_logprobs, top_ids.float()]).cpu().numpy()  # ids are exact in float32 below 2**24
-        return Draft(packed[1].astype(np.int64), packed[0].astype(np.float64))
+        top_ids, top_logprobs = fetch(top_ids, top_logprobs)
+        return Draft(top_ids.astype(np.int64, copy=False), top_logprobs.astype(np.float64))
+
+    def _places(self, end: int) -> torch.Tensor:
+        """Return the places `(1, end)` of a stream, cut from a longer row that is made when it is too short."""
+        if self._row.shape[1] < end:
+            self._row = torch.arange(2 * end, device=self._home[0])[None]
+        return self._row.narrow(1, 0, end)

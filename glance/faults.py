@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from glance.cache import PathLayer
+from glance.cache import PathCache
 from glance.drafters import Draft
 from glance.target import Target
 from glance.tree import CandidateTree, build_budget_tree
@@ -96,9 +96,9 @@ def path_gather_skipped(head: Any):
     """Keep the first rows of a verify pass instead of the accepted path's."""
 
     def made(keep_path: Callable) -> Callable:
-        return lambda self, start, rows, count: keep_path(self, start, None, count)
+        return lambda self, start, path: keep_path(self, start, list(range(len(path))))
 
-    return _patched(PathLayer, "keep_path", made)
+    return _patched(PathCache, "keep_path", made)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ Shapes: B block, V vocabulary, L kept layers, d width.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +137,17 @@ def check_pair(head: Any, model: nn.Module) -> None:
         raise ValueError(f"the head does not fit the target: {'; '.join(wrong)}")
 
 
-def embed_block(head: Any, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Embed a block's ids `(..., B)` as the head expects: raw target embeddings times its `input_embedding_scale`."""
+def block_embedding(head: Any, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what embeds a block's ids `(..., B)` for the head: raw target embeddings times its `input_embedding_scale`."""
     scale = float(head_setting(getattr(head, "config", None), "input_embedding_scale", 1.0))
-    embedded = F.embedding(ids, model.get_input_embeddings().weight)
-    return embedded if scale == 1.0 else embedded * scale
+    table = model.get_input_embeddings()
+    raw = table if type(table) is nn.Embedding else lambda ids: F.embedding(ids, table.weight)  # Gemma's own scales
+    return raw if scale == 1.0 else lambda ids: raw(ids) * scale
 
 
-def block_logits(head: Any, model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Turn the head's hidden states `(..., d)` into logits `(..., V)`: through `head.compute_logits` where there is one."""
+def block_logits(head: Any, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what turns the head's hidden states `(..., d)` into logits `(..., V)`: its `compute_logits` if it has one."""
     output_head = model.get_output_embeddings()
     if hasattr(head, "compute_logits"):
-        return head.compute_logits(hidden, output_head)
-    return output_head(hidden)
+        return lambda hidden: head.compute_logits(hidden, output_head)
+    return output_head

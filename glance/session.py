@@ -158,6 +158,28 @@ class Clock:
             getattr(torch, self._device.type).synchronize()
 
 
+def on_host(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor's values can be read without a transfer."""
+    return tensor.is_cpu
+
+
+def fetch(*tensors: torch.Tensor) -> list[np.ndarray]:
+    """Return tensors of one device as arrays, in one transfer: as float32 where there is one, exact for ids below 2**24."""
+    if on_host(tensors[0]):
+        return [tensor.numpy() for tensor in tensors]
+    packed = torch.cat([tensor.reshape(-1).float() for tensor in tensors]).cpu().numpy()
+    parts = np.split(packed, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest value and its first place, (n,) each, of rows `(n, V)`."""
+    if not on_host(logits):
+        return logits.max(dim=-1)
+    rows = logits.numpy()  # in a third of the time of torch's max on a CPU
+    return torch.from_numpy(np.maximum.reduce(rows, axis=-1)), torch.from_numpy(rows.argmax(-1))
+
+
 class Choice:
     """Turns target logits into the target's own choices: the argmax, or draws from its conditionals."""
 
@@ -174,19 +196,18 @@ class Choice:
     def __call__(self, logits: torch.Tensor) -> tuple[list[int], float]:
         """Choose for each row of `(n, V)`; return n ids and row 0's entropy in nats, in one transfer to the host."""
         logits = logits.float()
-        top, ids = logits.max(dim=-1)
-        entropy = torch.special.entr(logits[:1].softmax(-1)).sum(-1)
+        top, ids = best(logits)
+        entropy = torch.special.entr(logits[0].softmax(-1)).sum()
         if self._warpers:
             scores = logits
             for warper in self._warpers:
                 scores = warper(None, scores)
             probs = scores.softmax(-1).nan_to_num(1.0)  # rows that are not finite are refused below, not by multinomial
             ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
-        packed = torch.cat([ids, top, entropy]).tolist()  # as float32, where ids are exact below 2**24
-        n = len(logits)
-        if not isfinite(sum(packed[n : 2 * n])):
+        ids, top, entropy = fetch(ids, top, entropy)
+        if not isfinite(sum(top.tolist())):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
-        return list(map(int, packed[:n])), packed[-1]
+        return ids.astype(np.int64, copy=False).tolist(), float(entropy)
 
 
 class Stream:

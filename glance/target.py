@@ -9,6 +9,8 @@ Conventions that decide numbers:
 - The kept state of layer i is what decoder layer i returns (transformers' `hidden_states[i + 1]`), before Qwen3-VL's
   deepstack addition, which happens between layers; of the last layer it is the final norm's output. Only the layers
   asked for are held.
+- A verify pass runs the decoder and the output head without the model's own forward around them (the short way), where a
+  model's first pass of the kind (masked or not, one row or more), run both ways, gave equal bits; else as the model does.
 - The delta comes from the prompt's own positions (largest + 1 - length), never from `rope_deltas`, which is state on the
   model and leaks from one prompt into the next.
 
@@ -17,7 +19,9 @@ Shapes: P prompt tokens, N nodes, V vocabulary, L kept layers, d width, A rope a
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -28,6 +32,9 @@ from glance.cache import PathCache
 from glance.tree import CandidateTree
 
 _TREE_ATTENTION = ("sdpa", "eager")  # what takes an additive (1, 1, q, k) mask unchanged
+_SHORT_WAY: WeakKeyDictionary = (
+    WeakKeyDictionary()
+)  # model -> {kind of pass: whether the short way gave its own logits}
 
 
 class Positions(Protocol):
@@ -93,17 +100,28 @@ class KeptStates:
 
         return record
 
-    def take(self) -> torch.Tensor | None:
-        """Return the last forward's states side by side, `(batch, q, L * d)`, and let go of them; None for no layers."""
-        if not self.layer_ids:
-            return None
+    def take(self) -> list[torch.Tensor]:
+        """Return the last forward's states, `(batch, q, d)` per layer asked for, and let go of them."""
         missing = [i for i in self.layer_ids if i not in self._states]
         if missing:
             raise RuntimeError(f"the target returned no state for layers {missing}: is every layer run as a module?")
         states = [self._states[i] for i in self.layer_ids]
         self._states.clear()
-        home = states[-1].device  # layers may sit on several devices
-        return torch.cat([state.to(home) for state in states], dim=-1)
+        return states
+
+
+def fuse(states: Sequence[torch.Tensor], rows: Sequence[int] | None = None) -> torch.Tensor | None:
+    """Put kept states `(batch, q, d)` of L layers side by side, `(batch, q, L * d)`, all or `rows`; None for L = 0."""
+    if not states:
+        return None
+    home = states[-1].device  # layers may sit on several devices
+    states = [state.to(home) for state in states]
+    if rows is not None and rows == list(range(len(rows))):
+        states = [state.narrow(1, 0, len(rows)) for state in states]
+    elif rows is not None:
+        at = torch.from_numpy(np.array(rows)).to(home)
+        states = [state.index_select(1, at) for state in states]
+    return torch.cat(states, dim=-1)
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
@@ -118,6 +136,13 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
         if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
             return child
     raise ValueError(f"{type(model).__name__} has no list of {config.num_hidden_layers} decoder layers to read from")
+
+
+def _alike(model: nn.Module) -> int:
+    """Return the number of decoder layers if all are of one type and on one device, else 0."""
+    layers, types = decoder_layers(model), getattr(model.config.get_text_config(decoder=True), "layer_types", None)
+    homes = {next(layer.parameters()).device for layer in layers}
+    return len(layers) if len(homes) == 1 and len(set(types or [None])) == 1 else 0
 
 
 def check_verifiable(model: nn.Module, *, reach: int, chain: bool = False) -> None:
@@ -183,19 +208,21 @@ class Target:
         self.positions = positions
         self.static = static
         room = static.reserve(room) if static else room
-        self.cache = PathCache(room, static is not None)
+        self.cache = PathCache(room, static is not None, alike=_alike(model))
         self.kept = KeptStates(model, layer_ids)
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.get_input_embeddings().weight.dtype
         self.masked = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
         self.masked = (self.masked or "eager") in _TREE_ATTENTION
-        self._grouped = GroupedAttention(decoder_of(model))
+        self._decoder, self._head = decoder_of(model), model.get_output_embeddings()
+        self._short: dict[tuple[bool, bool], bool] = _SHORT_WAY.setdefault(model, {})
+        self._grouped = GroupedAttention(self._decoder)
         self._masks = MaskBuffer(self._grouped.groups, self.dtype, self.device, room)
         self.delta = 0
         self.axes = 0  # 0: position_ids are (1, q); else (A, 1, q)
         self.length = 0
         self.end = end
-        self._states: torch.Tensor | None = None
+        self._states: list[torch.Tensor] = []
 
     def __enter__(self) -> "Target":
         self.kept.__enter__()
@@ -203,7 +230,7 @@ class Target:
 
     def __exit__(self, *exc: object) -> None:
         self.kept.__exit__(*exc)
-        self._states = None
+        self._states = []
 
     def prefill(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the prompt `(1, P)`; return the next token's logits `(1, V)` and the prompt's fused states `(1, P, L * d)`."""
@@ -213,38 +240,54 @@ class Target:
         self.delta = int(position_ids.max()) + 1 - input_ids.shape[1]
         output = self.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **inputs)
         self.length = input_ids.shape[1]
-        return output.logits[0, -1:], self.kept.take()
+        return output.logits[0, -1:], fuse(self.kept.take())
 
     def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
         """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
-        n = len(tree)
-        steps = np.zeros((2, self.static.rows if self.static else n + 1), np.int64)  # tokens, rope positions
-        steps[0], steps[0, 1 : n + 1], steps[1, 1 : n + 1] = root, tree.tokens, tree.depths
-        if self.end is not None:  # a table of learned positions may stop where the text must
-            np.minimum(steps[1], self.end - 1 - self.length, out=steps[1])
-        steps[1] += self.length + self.delta
-        ids, positions = torch.from_numpy(steps).to(self.device).split(1)  # (1, q) each
+        n, at = len(tree), self.length + self.delta
+        steps = np.empty((2, 1, self.static.rows if self.static else n + 1), np.int64)
+        tokens, places = steps[:, 0]
+        tokens[:], places[:] = root, at
+        if n:
+            tokens[1 : n + 1], places[1 : n + 1] = tree.tokens, tree.depths + at
+            if self.end is not None:  # a table of learned positions may stop where the text must
+                np.minimum(places, self.end - 1 + self.delta, out=places)
+        ids, positions = torch.from_numpy(steps).to(self.device).unbind()  # (1, q) each
         positions, mask = positions.expand(self.axes, 1, -1) if self.axes else positions, self._mask(tree)
         with self._grouped:
             if self.static:
                 logits, self._states = self.static(self.model, ids, positions, mask, self.cache, self.length)
                 return logits[0, : n + 1]
-            inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-            output = self.model(**inputs, past_key_values=self.cache, use_cache=True)
+            logits = self._logits(input_ids=ids, position_ids=positions, attention_mask=mask)
         self._states = self.kept.take()
-        return output.logits[0]
+        return logits[0]
 
     def keep(self, path: Sequence[int]) -> torch.Tensor | None:
         """Commit the root and the nodes of `path`, in place; return their fused states `(1, 1 + a, L * d)`."""
         rows = [0, *(node + 1 for node in path)]
         self.cache.keep_path(self.length, rows)
         self.length += len(rows)
-        states, self._states = self._states, None
-        if states is None:
-            return None
-        if rows == list(range(len(rows))):
-            return states[:, : len(rows)]
-        return states.index_select(1, torch.tensor(rows, device=states.device))
+        states, self._states = self._states, []
+        return fuse(states, rows)
+
+    def _logits(self, **inputs: Any) -> torch.Tensor:
+        """Run a pass; return logits `(1, q, V)`, by the short way where it is known to give the model's own bits."""
+        kind = inputs["attention_mask"] is None, inputs["input_ids"].shape[1] == 1
+        inputs |= {"past_key_values": self.cache, "use_cache": True}
+        if self._short.get(kind):
+            return self._head(self._decoder(**inputs).last_hidden_state)
+        if kind in self._short:
+            return self.model(**inputs).logits
+        short = None
+        with suppress(
+            TypeError, ValueError, AttributeError, RuntimeError
+        ):  # a decoder that asks for more than these inputs
+            short = self._head(self._decoder(**inputs).last_hidden_state)
+        self.cache.truncate(self.length)
+        logits = self.model(**inputs).logits
+        same = short is not None and (short.shape, short.device) == (logits.shape, logits.device)
+        self._short[kind] = same and torch.equal(short.to(logits.dtype), logits)
+        return logits
 
     def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
         """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""

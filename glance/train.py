@@ -143,7 +143,7 @@ def compare_acceptance(
             continue
         states = read_states(target, head.target_layer_ids, [prompts[i]], [ids])[0]
         blocks = hang_blocks([Example(ids, 0, states)], [[r.start for r in rounds]], block, mask)
-        said = block_logits(head, target, run_blocks(head, target, blocks.to(states.device))).argmax(-1)
+        said = block_logits(head, target)(run_blocks(head, target, blocks.to(states.device))).argmax(-1)
         right = said.view_as(blocks.labels).cpu() == blocks.labels  # (1, A, B)
         forced += right[0, :, 1:].int().cumprod(-1).sum(0)
         decoded += torch.stack([torch.arange(1, block) <= r.accepted for r in rounds]).sum(0)

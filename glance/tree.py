@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import pairwise
+from heapq import heappop, heappush, heapreplace
+from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
 
 ROOT = -1
-_ADDITIVE = np.array([-np.inf, 0.0], dtype=np.float32)  # hidden, visible
 
 
 class Node(NamedTuple):
@@ -138,31 +137,27 @@ def build_budget_tree(top_ids: Any, top_logprobs: Any, *, budget: int, branch_k:
     >>> [(node.token, node.parent, node.depth) for node in nodes]
     [(5, -1, 1), (7, 0, 2), (8, 0, 2)]
     """
-    ids, logps = _checked_marginals(top_ids, top_logprobs, budget, branch_k)
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-    ranks: list[int] = []
-    paths: list[float] = []
-    n_offsets = len(logps)
-    width = len(logps[0]) if n_offsets else 0
-    # A heap entry is (-log-probability, depth, parent, rank, parent's log-probability): the order of the module
+    ids, rows = _checked_marginals(top_ids, top_logprobs, budget, branch_k)
+    n_offsets, width = len(rows), len(rows[0]) if rows else 0
+    heads = [row[0] for row in rows] if width else []  # a rank-0 child's cost, by offset
+    taken: list[tuple[float, int, int, int, float]] = []
+    # An entry is (path's cost, depth, parent, rank, parent's cost), a cost being -log-probability: the order of the module
     # docstring. Only the best untried child of an expanded node is ever in the heap: its next sibling follows it.
-    heap = [(-logps[0][0], 1, ROOT, 0, 0.0)] if budget and width and logps[0][0] > -np.inf else []
-    while heap and len(tokens) < budget:
-        cost, depth, parent, rank, parent_logp = heappop(heap)
-        row = logps[depth - 1]
-        node = len(tokens)
-        tokens.append(ids[depth - 1][rank])
-        parents.append(parent)
-        depths.append(depth)
-        ranks.append(rank)
-        paths.append(-cost)
-        if rank + 1 < width and row[rank + 1] > -np.inf:
-            heappush(heap, (-(parent_logp + row[rank + 1]), depth, parent, rank + 1, parent_logp))
-        if depth < n_offsets and logps[depth][0] > -np.inf:
-            heappush(heap, (cost - logps[depth][0], depth + 1, node, 0, -cost))
-    return make_tree(tokens, parents, depths, ranks, paths)
+    heap = [(heads[0], 1, ROOT, 0, 0.0)] if heads and heads[0] < np.inf else []
+    while heap and len(taken) < budget:
+        entry = cost, depth, parent, rank, before = heap[0]
+        if rank + 1 < width and (step := rows[depth - 1][rank + 1]) < np.inf:
+            heapreplace(heap, (before + step, depth, parent, rank + 1, before))
+        else:
+            heappop(heap)
+        if depth < n_offsets and heads[depth] < np.inf:
+            heappush(heap, (cost + heads[depth], depth + 1, len(taken), 0, cost))
+        taken.append(entry)
+    if not taken:
+        return NO_TREE
+    paths, *columns, _ = zip(*taken, strict=True)
+    depths, parents, ranks = np.array(columns)
+    return CandidateTree(ids[depths - 1, ranks], parents, depths, ranks, -np.array(paths))
 
 
 def children_of(nodes: Sequence) -> dict[int, dict[int, int]]:
@@ -184,15 +179,7 @@ def ancestor_matrix(nodes: Sequence) -> np.ndarray:
     >>> ancestor_matrix(build_budget_tree([[5, 6]], [[-0.1, -2.5]], budget=2)).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """
-    parents = as_tree(nodes).parents.tolist()
-    rows = [1]  # each row as the bits of one integer: a child's row is its parent's row plus itself
-    for i, parent in enumerate(parents):
-        rows.append(rows[parent + 1] | (2 << i))
-    width = len(rows)
-    n_bytes = (width + 7) // 8
-    packed = b"".join([row.to_bytes(n_bytes, "little") for row in rows])
-    bits = np.frombuffer(packed, dtype=np.uint8).reshape(width, n_bytes)
-    return np.unpackbits(bits, axis=1, count=width, bitorder="little").view(bool)
+    return tree_mask(nodes) == 0
 
 
 def tree_mask(nodes: Sequence, *, prefix: int = 0) -> np.ndarray:
@@ -208,8 +195,14 @@ def tree_mask(nodes: Sequence, *, prefix: int = 0) -> np.ndarray:
     >>> tree_mask(build_budget_tree([[5, 6]], [[-0.1, -2.5]], budget=2), prefix=1).tolist()[1]
     [0.0, 0.0, 0.0, -inf]
     """
-    own = _ADDITIVE[ancestor_matrix(nodes).view(np.uint8)]
-    return np.pad(own, ((0, 0), (prefix, 0))) if prefix else own
+    parents = as_tree(nodes).parents.tolist()
+    n = len(parents) + 1
+    mask = np.full((n, prefix + n), -np.inf, dtype=np.float32)
+    mask[:, : prefix + 1] = 0
+    for i, parent in enumerate(parents, start=1):
+        mask[i] = mask[parent + 1]  # what the parent sees, and the node itself
+        mask[i, prefix + i] = 0
+    return mask
 
 
 def as_tree(nodes: Sequence) -> CandidateTree:
@@ -220,19 +213,19 @@ def as_tree(nodes: Sequence) -> CandidateTree:
     return make_tree(*columns)
 
 
-def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: int) -> tuple[list, list]:
-    """Return both as nested lists of at most `branch_k` columns, sorted by falling probability, or raise."""
+def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: int) -> tuple[np.ndarray, list]:
+    """Return ids (D, K) and costs, D rows of at most `branch_k`, sorted by rising cost, or raise."""
     if budget < 0 or branch_k < 0:
         raise ValueError(f"budget and branch_k must not be negative, got budget={budget}, branch_k={branch_k}")
-    ids, logps = np.asarray(top_ids, dtype=np.int64), np.asarray(top_logprobs, dtype=np.float64)
-    if logps.size == 0:
-        return [], []
-    if ids.shape != logps.shape or ids.ndim != 2:
-        raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {logps.shape}")
-    rows = logps.tolist()
-    if len(rows[0]) == 1 or not all(a >= b for row in rows for a, b in pairwise(row)):  # so a NaN gets here
-        if nans := int(np.isnan(logps).sum()):
-            raise ValueError(f"top_logprobs has {nans} NaN entries; -inf is how a candidate is absent")
-        order = np.argsort(-logps, axis=1, kind="stable")
-        ids, rows = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1).tolist()
-    return ids[:, :branch_k].tolist(), [row[:branch_k] for row in rows]
+    ids, costs = np.asarray(top_ids, dtype=np.int64), -np.asarray(top_logprobs, dtype=np.float64)
+    if costs.size == 0:
+        return np.empty((0, 0), np.int64), []
+    if ids.shape != costs.shape or ids.ndim != 2:
+        raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {costs.shape}")
+    rows = costs.tolist()
+    if isnan(sum(map(sum, rows))) and (nans := int(np.isnan(costs).sum())):
+        raise ValueError(f"top_logprobs has {nans} NaN entries; -inf is how a candidate is absent")
+    if rows != list(map(sorted, rows)):
+        order = np.argsort(costs, axis=1, kind="stable")
+        ids, rows = np.take_along_axis(ids, order, 1), np.take_along_axis(costs, order, 1).tolist()
+    return ids, rows if len(rows[0]) <= branch_k else [row[:branch_k] for row in rows]

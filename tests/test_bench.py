@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys import text_prompt, text_target
 
-from glance import bench, bench_pocket
+from glance import bench, bench_parts, bench_pocket
 from glance.bench import COLUMNS, SECTIONS, alternate, plain_heap_tree, ratios
 from glance.bench_parts import Forwards, KnowingHead, Stopwatch, random_head, random_target
 from glance.decode import chain_generate, generate, greedy_generate
@@ -42,11 +42,13 @@ def test_forwards_count_nested_modules_once():
     outer = torch.nn.Sequential(inner, inner)
     with Forwards(outer, inner) as inside:
         outer(torch.zeros(1, 2))
-        inside.counted(inner)(torch.zeros(1, 2))
+        inner(torch.zeros(1, 2))
         inside.lap()
-        inside.lap()
-    (whole, ms), (_, nothing) = inside.laps
-    assert 0 < ms <= whole and nothing == 0 and inside._depth == 0 and not outer._forward_hooks
+        inside.lap(aside_ms=1.0)
+        inside.lap(aside_ms=1.0)
+    (whole, ms), (less, nothing), _ = inside.laps
+    assert 0 < ms <= whole and nothing == 0 and -1 <= less < 0 <= inside.laps[2][0]
+    assert "forward" not in vars(outer) and "forward" not in vars(inner)
 
 
 def test_the_plain_heap_finds_the_same_paths():
@@ -71,6 +73,7 @@ def small(monkeypatch):
     """Sizes that run in a moment."""
     shrunk = lambda heads=4, kv_heads=2, layers=6, width=256: random_target(heads, kv_heads, 5, 32)  # noqa: E731
     monkeypatch.setattr(bench, "random_target", shrunk)
+    monkeypatch.setattr(bench, "small_pair", lambda: (shrunk(), random_head(shrunk()), "random target"))
     monkeypatch.setattr(bench, "BUDGETS", (3,))
 
 
@@ -89,7 +92,7 @@ def test_every_section_writes_its_rows(name, small, tmp_path):
 
 
 def test_without_a_pocket_target_the_section_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_pocket, "POCKET", tmp_path)
+    monkeypatch.setattr(bench_parts, "POCKET", tmp_path)
     said = []
     bench.bench(tmp_path / "out", ["pocket"], repeats=1, say=lambda *parts: said.append(" ".join(parts)))
     assert "left out" in said[-1] and not (tmp_path / "out" / "pocket.csv").exists()

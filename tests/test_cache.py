@@ -98,9 +98,41 @@ def test_keeping_a_path_writes_its_rows_alone(path):
         cache.update(states(6, 1), states(6, 1), layer)
     with Written() as written:
         cache.keep_path(4000, path)
-    assert max(written.sizes, default=0) <= 2 * len(path) * HEADS * WIDTH  # keys and values in one call
+    assert (
+        sum(written.sizes) <= 2 * 2 * 2 * len(path) * HEADS * WIDTH
+    )  # keys and values of two layers, read and written
     assert not written.sizes or path != list(range(len(path)))
     assert torch.equal(cache.layers[1].keys[:, :, 4000 : 4000 + len(path)], states(6, 1)[:, :, path])
+
+
+def test_layers_that_agree_share_a_buffer_and_others_do_not():
+    cache = PathCache(room=20, alike=3)
+    for layer, d in enumerate((WIDTH, WIDTH, 5, WIDTH, WIDTH)):
+        cache.update(states(6, layer, d), -states(6, layer, d), layer)
+    first, second, other, third, late = (layer.buffers for layer in cache.layers)
+    assert first[0] is second[0] is third[0] and len({id(buffers[0]) for buffers in (first, other, late)}) == 3
+    with Written() as written:
+        cache.keep_path(1, [0, 2, 4])
+    assert len(written.sizes) == 3 * 2  # one read and one write each
+    for layer, d in enumerate((WIDTH, WIDTH, 5, WIDTH, WIDTH)):
+        keys, values = cache.update(states(1, 9, d), -states(1, 9, d), layer)
+        expected = torch.cat([states(6, layer, d)[:, :, [0, 1, 3, 5]], states(1, 9, d)], 2)
+        assert torch.equal(keys, expected) and torch.equal(values, -expected)
+
+
+def test_a_layer_that_grows_leaves_the_shared_buffer():
+    cache = PathCache(room=GROWTH + 6, alike=2)
+    whole = [states(6, layer) for layer in range(2)]
+    for layer in range(2):
+        cache.update(whole[layer], -whole[layer], layer)
+    for layer in range(2):
+        new = states(GROWTH + 1, 5 + layer)
+        whole[layer] = torch.cat([whole[layer], new], 2)
+        keys, values = cache.update(new, -new, layer)
+        assert torch.equal(keys, whole[layer]) and torch.equal(values, -whole[layer])
+    cache.keep_path(6, [1, 3])
+    for layer in range(2):
+        assert torch.equal(cache.layers[layer].keys[:, :, :8], whole[layer][:, :, [*range(6), 7, 9]])
 
 
 class Watched(BlockDrafter):

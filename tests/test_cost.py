@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from toys import RandomDrafter, block_head, text_prompt, text_target
 
 import glance
+from glance import session
 from glance.decode import decode, greedy_generate
 from glance.session import Settings
 from glance.target import StreamPositions, Target, decoder_layers
@@ -35,6 +36,13 @@ class Transfers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture
+def device(monkeypatch):
+    """Let the decoder take the processor for a device: values cross to the host."""
+    monkeypatch.setattr(session, "on_host", lambda tensor: False)
+
+
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("budget", [31, "auto"])
 @pytest.mark.parametrize("branch_k", [1, 8])
 def test_one_transfer_of_the_draft_and_one_of_the_choices_a_round(budget, branch_k):
@@ -54,11 +62,31 @@ def test_one_transfer_of_the_draft_and_one_of_the_choices_a_round(budget, branch
         )
     assert len(marks) > 5
     per_round = [b - a for a, b in pairwise(marks)]
-    # .cpu().numpy() is one transfer told as two calls; .tolist() is the choices'. A plain step has the choices' alone.
-    assert set(map(tuple, split(transfers.calls[marks[0] :], per_round))) <= {
-        ("cpu", "numpy", "tolist"),
-        ("tolist",),
-    }
+    once = ("cpu", "numpy")  # one transfer, told as two calls; a plain step has the choices' alone
+    assert set(map(tuple, split(transfers.calls[marks[0] :], per_round))) <= {once, once + once}
+
+
+def test_a_transfer_changes_no_value(monkeypatch):
+    ids, values, one = torch.randint(0, 2**24, (5, 3)), torch.randn(5, 3), torch.tensor(0.25)
+    here = session.fetch(ids, values, one)
+    monkeypatch.setattr(session, "on_host", lambda tensor: False)
+    there = session.fetch(ids, values, one)
+    for own, array, right in zip(here, there, (ids, values, one), strict=True):
+        assert own.shape == array.shape == tuple(right.shape)
+        assert (own == right.numpy()).all() and (array == right.numpy()).all()
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_the_best_of_a_row_is_its_first_largest(monkeypatch, here):
+    monkeypatch.setattr(session, "on_host", lambda tensor: here)
+    rows = torch.randint(0, 4, (200, 9), generator=torch.Generator().manual_seed(0)).float()  # many ties
+    rows[3, 4], rows[5, 2], rows[7] = float("nan"), float("inf"), -float("inf")
+    top, ids = session.best(rows)
+    for row, value, place in zip(rows.tolist(), top.tolist(), ids.tolist(), strict=True):
+        if any(x != x for x in row):
+            assert value != value  # so that Choice refuses the row
+        else:
+            assert value == max(row) and place == row.index(max(row))
 
 
 def split(calls, counts):
@@ -70,13 +98,14 @@ def split(calls, counts):
     return pieces
 
 
+@pytest.mark.usefixtures("device")
 def test_the_oracle_has_one_transfer_a_step():
     model = text_target()
     with Transfers(model) as transfers:
         greedy_generate(model, text_prompt(11), 5)
         few = len(transfers.calls)
         greedy_generate(model, text_prompt(11), 25)
-    assert len(transfers.calls) - few == few + 20
+    assert len(transfers.calls) - few == few + 2 * 20  # .cpu().numpy() is told as two calls
 
 
 def test_a_prefill_holds_the_kept_layers_states_alone():

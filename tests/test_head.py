@@ -10,7 +10,7 @@ import toys
 from safetensors.torch import load_file, save_file
 
 import glance
-from glance.head import block_logits, check_pair, embed_block, load_block_head
+from glance.head import block_embedding, block_logits, check_pair, load_block_head
 
 
 @pytest.fixture(params=[False, True], ids=["first", "second"])
@@ -137,7 +137,7 @@ def test_output_scale_and_soft_cap_are_honoured(qwen3):
         ({"output_multiplier": 3.0, "final_logit_softcapping": 2.0}, torch.tanh(raw * 1.5) * 2),
     ):
         head = toys.block_head(qwen3, **settings)
-        assert torch.allclose(block_logits(head, qwen3, hidden), right, atol=1e-5)
+        assert torch.allclose(block_logits(head, qwen3)(hidden), right, atol=1e-5)
         _, stats = glance.generate(head, qwen3, toys.text_prompt(), 6, stop_token_ids=(), return_stats=True)
         if "final_logit_softcapping" in settings:  # the cap bounds how far probabilities can lie apart
             assert max(float(r.top_logprobs.ptp() if hasattr(r.top_logprobs, "ptp") else 0) for r in stats.rounds) <= 4
@@ -145,19 +145,19 @@ def test_output_scale_and_soft_cap_are_honoured(qwen3):
 
 def test_a_head_without_compute_logits_uses_the_targets_output_head(qwen3):
     hidden = torch.randn(1, 5, toys.WIDTH)
-    assert torch.equal(block_logits(object(), qwen3, hidden), qwen3.lm_head(hidden))
+    assert torch.equal(block_logits(object(), qwen3)(hidden), qwen3.lm_head(hidden))
 
 
 def test_the_block_is_embedded_raw_times_the_heads_scale(qwen3):
     ids = torch.tensor([[5, toys.MASK]])
     rows = qwen3.get_input_embeddings().weight[ids]
-    assert torch.equal(embed_block(toys.block_head(qwen3), qwen3, ids), rows)
+    assert torch.equal(block_embedding(toys.block_head(qwen3), qwen3)(ids), rows)
     scaled = toys.block_head(qwen3, input_embedding_scale=4.0)
-    assert torch.equal(embed_block(scaled, qwen3, ids), rows * 4)
-    assert torch.equal(embed_block(object(), qwen3, ids), rows)
+    assert torch.equal(block_embedding(scaled, qwen3)(ids), rows * 4)
+    assert torch.equal(block_embedding(object(), qwen3)(ids), rows)
     # Gemma scales inside its embedding module; the head gets the raw rows.
     gemma = toys.text_target("gemma2")
-    assert torch.equal(embed_block(toys.block_head(gemma), gemma, ids), gemma.get_input_embeddings().weight[ids])
+    assert torch.equal(block_embedding(toys.block_head(gemma), gemma)(ids), gemma.get_input_embeddings().weight[ids])
 
 
 def test_the_marginals_are_what_the_head_says_of_the_block(qwen3, kind):

@@ -1,5 +1,6 @@
 """Kept states against transformers' own hidden states, and what cannot be verified as a tree refused by name."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,8 @@ import glance
 from glance.decode import decode
 from glance.drafters import BlockDrafter
 from glance.session import Settings
-from glance.target import KeptStates, StreamPositions, Target
+from glance.target import KeptStates, StreamPositions, Target, fuse
+from glance.tree import NO_TREE, build_budget_tree
 
 HEAD = SimpleNamespace(block_size=6, mask_token_id=toys.MASK, target_layer_ids=(0, 2))
 FAMILIES = ["qwen3", "gpt2", "gemma2", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "llava", "idefics3"]
@@ -82,8 +84,59 @@ def test_states_of_decoding_are_the_states_of_one_long_pass(family):
     position_ids = torch.cat([position_ids, after.expand(*position_ids.shape[:-1], -1)], -1)
     with KeptStates(model, (0, 3, 1)) as kept:
         model(ids, position_ids=position_ids, **inputs)
-        whole = kept.take()
+        whole = fuse(kept.take())
     assert read.shape[1] < n and torch.allclose(read, whole[:, : read.shape[1]], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "short"),
+    [
+        (toys.text_target("qwen3"), True),
+        (toys.vision_target("qwen3_vl"), True),
+        (toys.text_target("gemma2", sliding_window=512), False),  # caps its logits outside the decoder
+    ],
+)
+def test_the_short_way_is_taken_where_it_gives_the_models_own_bits(model, short):
+    tree, seen = build_budget_tree([[5, 6], [7, 8]], [[-0.1, -2.5], [-0.2, -1.0]], budget=4), []
+    with torch.inference_mode(), Target(model, StreamPositions(), (0, 1), room=64) as target:
+        target.prefill(toys.text_prompt(8))
+        hook = model.register_forward_pre_hook(lambda *_: seen.append(1))
+        first = target.verify(3, tree)
+        states = target._states
+        target.cache.truncate(target.length)
+        second = target.verify(3, tree)
+        hook.remove()
+        assert torch.equal(first, second) and all(map(torch.equal, states, target._states))
+        assert target._short == {(False, False): short} and len(seen) == (1 if short else 2)
+        assert [layer.get_seq_length() for layer in target.cache.layers] == [8 + 5] * len(target.cache.layers)
+        target.keep([0])
+        target.verify(3, NO_TREE)
+        assert target._short == {(False, False): short, (True, True): short}  # another kind of pass, tried by itself
+
+
+def test_a_decoder_that_refuses_its_inputs_is_not_called_again():
+    model, calls = toys.text_target("qwen3"), []
+
+    def refuse(*args, **kwargs):
+        calls.append(1)
+        raise TypeError("more, please")
+
+    ids = toys.text_prompt(8)
+    expected = glance.greedy_generate(model, ids, 12, stop_token_ids=())
+    own, get_decoder = model.forward, model.get_decoder
+    decoder = get_decoder()
+
+    def forward(*args, **kwargs):  # the model's own forward still has its decoder
+        decoder.forward = type(decoder).forward.__get__(decoder)
+        try:
+            return own(*args, **kwargs)
+        finally:
+            decoder.forward = refuse
+
+    forward.__signature__ = inspect.signature(own)
+    model.forward, decoder.forward = forward, refuse
+    out = glance.generate(toys.block_head(model), model, ids, 12, stop_token_ids=())
+    assert torch.equal(out, expected) and len(calls) == 1
 
 
 def test_only_the_kept_layers_are_asked_for():

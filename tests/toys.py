@@ -388,13 +388,24 @@ class RandomDrafter:
 
 @contextmanager
 def forwards(model: nn.Module):
-    """Count the forward passes of a model: yields a list that grows by one input per pass."""
+    """Count the passes of a model, by its own forward or by its decoder alone: yields a list of each one's inputs."""
     seen: list[Any] = []
-    hook = model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    inside: list[Any] = []
+
+    def enter(module, args, kwargs):
+        if not inside:
+            seen.append(kwargs)
+        inside.append(module)
+
+    hooks = []
+    for module in (model, model.get_decoder()):
+        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True))
     try:
         yield seen
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def tokenizer(**names: str) -> Any:

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from glance.drafters import BlockDrafter, Drafter
-from glance.session import Choice, Clock, Round, Settings, Stats, Stream, best, fetch
+from glance.session import Choice, Clock, Round, Settings, Stats, Stream, fetch
 from glance.static import static_pass
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree
@@ -205,10 +205,10 @@ def greedy_generate(
 
 def _argmax(logits: torch.Tensor) -> int:
     """Return the last row's argmax of `(1, q, V)`, in one transfer to the host; refuse a row that is not finite."""
-    top, token = fetch(*best(logits[0, -1:].float()))
-    if not isfinite(top[0]):
+    top, token = fetch(*logits[0, -1].float().max(-1))
+    if not isfinite(top):
         raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
-    return int(token[0])
+    return int(token)
 
 
 def stop_ids(model: nn.Module, stop_token_ids: Any = None) -> frozenset[int]:

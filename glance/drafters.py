@@ -129,9 +129,7 @@ class BlockDrafter:
         """Run the head on `[known..., MASK x (B-1)]`, known starting at the root; price the masked offsets."""
         head, model, (device, dtype) = self.head, self._target.model, self._home
         place, n_masked = self._target.length, head.block_size - 1  # place: the root's, since it is not yet committed
-        block = np.full((1, len(known) + n_masked), head.mask_token_id)
-        block[0, : len(known)] = known
-        ids = torch.from_numpy(block).to(self._target.device)
+        ids = torch.tensor([known + [head.mask_token_id] * n_masked], device=self._target.device)
         if fused is None:  # nothing new was committed since the last pass
             fused = torch.empty(1, 0, len(self.layer_ids) * model.get_input_embeddings().weight.shape[1])
         hidden = head(

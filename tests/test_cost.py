@@ -3,8 +3,10 @@
 import gc
 import weakref
 from itertools import pairwise
+from math import isclose
 
 import pytest
+import scipy.stats
 import torch
 from torch.overrides import TorchFunctionMode
 from toys import RandomDrafter, block_head, text_prompt, text_target
@@ -76,17 +78,33 @@ def test_a_transfer_changes_no_value(monkeypatch):
         assert (own == right.numpy()).all() and (array == right.numpy()).all()
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_the_best_of_a_row_is_its_first_largest(monkeypatch, here):
-    monkeypatch.setattr(session, "on_host", lambda tensor: here)
+def test_choices_are_argmaxima_and_the_same_from_a_device(monkeypatch):
     rows = torch.randint(0, 4, (200, 9), generator=torch.Generator().manual_seed(0)).float()  # many ties
-    rows[3, 4], rows[5, 2], rows[7] = float("nan"), float("inf"), -float("inf")
-    top, ids = session.best(rows)
-    for row, value, place in zip(rows.tolist(), top.tolist(), ids.tolist(), strict=True):
-        if any(x != x for x in row):
-            assert value != value  # so that Choice refuses the row
-        else:
-            assert value == max(row) and place == row.index(max(row))
+    rows[0, 3] = -float("inf")
+    here, entropy = session.Choice(Settings(1))(rows)
+    assert here == [row.index(max(row)) for row in rows.tolist()]  # the first of the largest
+    assert isclose(entropy, scipy.stats.entropy(rows[0].double().softmax(-1).numpy()), rel_tol=1e-5)
+    monkeypatch.setattr(session, "on_host", lambda tensor: False)
+    there, same = session.Choice(Settings(1))(rows)
+    assert (there, same) == (here, entropy)
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("row", [0, 2])
+@pytest.mark.parametrize("fill", ["nan", "inf", "-inf"])
+def test_rows_that_are_not_finite_are_refused(monkeypatch, here, row, fill):
+    monkeypatch.setattr(session, "on_host", lambda tensor: here)
+    rows = torch.randn(4, 9)
+    rows[row] = float(fill)
+    with pytest.raises(ValueError, match="not finite"):
+        session.Choice(Settings(1))(rows)
+    rows = torch.randn(4, 9)
+    rows[row, 5] = float(fill)
+    if fill == "-inf":
+        session.Choice(Settings(1))(rows)  # one token that cannot come
+    else:
+        with pytest.raises(ValueError, match="not finite"):
+            session.Choice(Settings(1))(rows)
 
 
 def split(calls, counts):

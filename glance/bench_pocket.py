@@ -44,14 +44,13 @@ def _task_rows(pair: Pair, plan: Plan, task: str, prompts: list, repeats: int, b
         "auto, random head": lambda ids, kw: generate(useless, pair.target, ids, budget="auto", **kw),
     }
     totals = {arm: np.zeros(4) for arm in arms}  # milliseconds, tokens, rounds, nodes
-    costs = []
+    costs, rng = [], np.random.default_rng(0)
     for prompt in prompts:
         ids, positions = prepare(pair, prompt, plan)
         settings = {"max_new_tokens": plan.max_new_tokens, "positions": positions, "return_stats": True}
         seen: dict[str, list] = {arm: [] for arm in arms}
-        for i in range(repeats + 1):
-            names = list(arms)[i % len(arms) :] + list(arms)[: i % len(arms)]
-            for arm in names:
+        for _ in range(repeats + 1):
+            for arm in rng.permutation(list(arms)).tolist():  # what ran before an arm is part of its time
                 seen[arm].append(arms[arm](ids, settings))
         texts = {arm: runs[0][0][0].tolist() for arm, runs in seen.items()}
         wrong = [arm for arm, text in texts.items() if text != texts["oracle"]]

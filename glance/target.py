@@ -114,11 +114,10 @@ def fuse(states: Sequence[torch.Tensor], rows: Sequence[int] | None = None) -> t
     """Put kept states `(batch, q, d)` of L layers side by side, `(batch, q, L * d)`, all or `rows`; None for L = 0."""
     if not states:
         return None
-    home = states[-1].device  # layers may sit on several devices
-    states = [state.to(home) for state in states]
-    if rows is not None and rows == list(range(len(rows))):
-        states = [state.narrow(1, 0, len(rows)) for state in states]
-    elif rows is not None:
+    home = states[-1].device
+    if any(state.device != home for state in states):  # layers may sit on several devices
+        states = [state.to(home) for state in states]
+    if rows is not None and rows != list(range(states[0].shape[1])):
         at = torch.from_numpy(np.array(rows)).to(home)
         states = [state.index_select(1, at) for state in states]
     return torch.cat(states, dim=-1)

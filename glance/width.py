@@ -17,11 +17,12 @@ Conventions that decide numbers:
   choice is among them (a hit) or not; with sums over rounds, each older round weighted by FORGET, and one pseudo-hit for a
   head that is right, trust = (hits + 1) / (sum M + 1), at most 1. It decides how many nodes are taken, never which.
 - Room: a tree is built to the size last taken and SPARE more, and cut to the size that pays best of these.
-- Drafting: where drafted rounds are expected to bring fewer tokens per second than plain steps, and the last one did, plain
-  steps follow without a draft: so many that what this round lost is PROBE_SHARE of their time. The next round drafts again,
-  as a probe: it must pay by itself. Expected means: by the tree that was verified, priced again with the round's own outcome
-  among the evidence, which is steadier than the outcome. Recent rounds count most (RECALL); the head's own word before
-  the first counts as one more. States of skipped rounds wait for the next draft.
+- Drafting: a drafted round is lost if it brought fewer tokens per second than plain steps and such rounds are expected to.
+  After PATIENCE lost in a row, or one whose draft had no node worth its cost, plain steps follow without a draft: so many
+  that what this round lost is PROBE_SHARE of their time. The next round drafts again, as a probe: it must pay by itself.
+  Expected means: by the tree that was verified, priced again with the round's own outcome among the evidence, which is
+  steadier than the outcome. Recent rounds count most (RECALL); the head's own word before the first counts as one more.
+  States of skipped rounds wait for the next draft.
 
 Everything but the costs is a function of the rounds so far: equal rounds and costs give equal trees. Exactness does not
 depend on any of it.
@@ -49,6 +50,7 @@ GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
 REPEATS = 5
 SPARE = 8  # nodes that a tree is built beyond the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
+PATIENCE = 2  # lost rounds in a row that end drafting
 RECALL = 0.7  # weight of a drafted round in the rate of drafted rounds, one drafted round later
 PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether drafting pays again
 
@@ -107,7 +109,9 @@ class Width:
         self._plain_ms = costs.plain_ms or costs.verify_ms[0]
         self._hits = self._expected = 0.0  # evidence of the walk's steps, forgetting
         self._tokens = self._spent_ms = 0.0  # what drafted rounds commit and cost, forgetting
-        self._left, self._probing = 0, False  # plain rounds before the next draft; whether that one is a probe
+        self._left = self._lost = (
+            0  # plain rounds before the next draft; lost rounds in a row, PATIENCE makes that one a probe
+        )
         self.room = most
 
     def wants_draft(self) -> bool:
@@ -160,8 +164,11 @@ class Width:
         tokens = 1 + sum(path * trust**depth for path, depth in zip(paths, depths, strict=True))
         self._tokens, self._spent_ms = RECALL * self._tokens + tokens, RECALL * self._spent_ms + ms
         lost_ms = ms - len(report.committed) * self._plain_ms
-        self._probing = lost_ms > 0 and (self._probing or self._tokens * self._plain_ms < self._spent_ms)
-        if self._probing:
+        if lost_ms <= 0 or (self._lost < PATIENCE and self._tokens * self._plain_ms >= self._spent_ms):
+            self._lost = 0
+            return
+        self._lost += 1 if paths else PATIENCE
+        if self._lost >= PATIENCE:
             self._left = ceil(lost_ms / (PROBE_SHARE * self._plain_ms))
 
 

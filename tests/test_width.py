@@ -25,7 +25,7 @@ from glance import width as width_module
 from glance.decode import decode, greedy_generate
 from glance.session import Settings
 from glance.tree import build_budget_tree
-from glance.width import GRID, PROBE_SHARE, SPARE, AutoDrafter, RoundCosts, Width, fit_monotone
+from glance.width import GRID, PATIENCE, PROBE_SHARE, SPARE, AutoDrafter, RoundCosts, Width, fit_monotone
 
 COSTS = RoundCosts((0, 1, 3, 7, 15, 31, 63, 127), (3.5, 3.6, 3.7, 3.9, 4.3, 5.0, 7.0, 12.0), 1.6)
 FREE = RoundCosts((0, 127), (1.0, 1.0), 0.0)  # nodes cost nothing: always the widest tree
@@ -157,7 +157,7 @@ def test_a_useless_head_costs_its_share_and_comes_back(top):
         else:
             n_plain += 1
             width.observe(PLAIN)
-    assert first <= 6, "a confident head is given the benefit of the doubt, and not for long"
+    assert first <= 5 + PATIENCE, "a confident head is given the benefit of the doubt, and not for long"
     assert sum(lost[first:]) <= 1.2 * PROBE_SHARE * n_plain * plain
     for _ in range(int(2 / PROBE_SHARE)):
         if not width.wants_draft():

@@ -117,9 +117,10 @@ class MaskBuffer:
         """
         q = rows or len(tree) + 1
         end = columns or length + q
-        if self._rows.shape[0] < self._groups * q or self._rows.shape[1] < end:
-            shape = max(self._groups * q, self._rows.shape[0]), max(end, self._room, self._rows.shape[1] * 3 // 2)
-            shape = (-(-size // ROOM) * ROOM for size in shape)
+        height, width = self._rows.shape
+        if height < self._groups * q or width < end:
+            width = width if width >= end else max(end, self._room, width * 3 // 2)
+            shape = (-(-size // ROOM) * ROOM for size in (max(self._groups * q, height), width))
             self._rows = torch.zeros(*shape, dtype=self._dtype, device=self._device)
             if columns:
                 self._rows[:, length:] = -torch.inf

@@ -8,7 +8,7 @@ variant's milliseconds over its base's. Absolute milliseconds belong to the mach
 | oracle | our greedy loop with transformers' `generate(do_sample=False)`, by prefix |
 | decode | trees and chain with the oracle, the chain with dflash's own loop, for a head of stated quality; a random head |
 | overhead | the share of a round spent outside the forwards of target and head, by prefix |
-| attention | a verify pass of 64 rows on 4 query heads per key-value head: stock, in-place cache, grouped attention |
+| attention | 64 rows, 4 query heads per key-value head: transformers' pass, a verify pass, one with grouped attention |
 | tree | building trees and masks beside a plain heap that pushes every child |
 | pocket | speedups on the pocket target by budget, beside the bound tau c_ar / (c_draft + c_verify(N)); a random head |
 
@@ -147,12 +147,12 @@ def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
 def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Measure a round's time outside the forwards of the target's and the head's modules, at budget 63."""
     (model, real, case), rows = small_pair(), []
-    modules = (model, decoder_of(model), real, model.get_input_embeddings(), model.get_output_embeddings())
+    modules = decoder_of(model), real, model.get_input_embeddings(), model.get_output_embeddings()
     for prefix in prefixes:
         ids = random_prompt(prefix)
         head, laps = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist()), []
         for _ in range(repeats + 1):
-            with Forwards(*modules) as inside:
+            with Forwards(*modules, aside_ms=head.rigging_ms) as inside:
                 settings = {"on_round": lambda _, inside=inside, head=head: inside.lap(head.rigging_ms)}
                 _, stats = generate(head, model, ids, 96, return_stats=True, **settings)
             laps += inside.laps[2:-1]  # the first rounds allocate, the last is cut

@@ -1,4 +1,4 @@
-"""What the benchmark times and how it looks inside: random targets and heads of the pocket target's size, stopwatches.
+"""What the benchmark times and how it looks inside: the pocket pair or random models of its size, stopwatches.
 
 A random target's text means nothing and costs what a trained one's does. A random head's is accepted never; `KnowingHead`
 has its cost and a stated quality.
@@ -121,8 +121,8 @@ class Forwards:
         laps: (milliseconds of a round, those inside forwards), a pair per round.
     """
 
-    def __init__(self, *modules: nn.Module):
-        self._modules, self._inside, self._ms, self._aside, self._last = modules, False, 0.0, 0.0, perf_counter()
+    def __init__(self, *modules: nn.Module, aside_ms: float = 0.0):
+        self._modules, self._inside, self._ms, self._aside, self._last = modules, False, 0.0, aside_ms, perf_counter()
         self.laps: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Forwards":
@@ -148,7 +148,7 @@ class Forwards:
         return inside
 
     def lap(self, aside_ms: float = 0.0) -> None:
-        """Close a round; `aside_ms`, a total since the beginning, is left out of its time."""
+        """Close a round; what `aside_ms`, a running total, grew by in it is left out of its time."""
         now = perf_counter()
         self.laps.append((1e3 * (now - self._last) - (aside_ms - self._aside), self._ms))
         self._last, self._ms, self._aside = perf_counter(), 0.0, aside_ms

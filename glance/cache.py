@@ -1,8 +1,8 @@
 """The key-value cache of a decode: appended to in place, cut back in place, never copied as a whole.
 
-transformers' `DynamicCache` concatenates: every step copies the whole prefix. Here each layer owns one buffer with room
-to grow. A verify pass writes its rows behind the committed ones and `keep_path` moves the few rows of the accepted path
-to the front of them, so a round's work does not depend on the length of the prefix.
+transformers' `DynamicCache` concatenates: every step copies the whole prefix. Here keys and values lie in a buffer with
+room to grow, one for all layers that agree. A verify pass writes its rows behind the committed ones and `keep_path` moves
+the few rows of the accepted path to the front of them, so a round's work does not depend on the length of the prefix.
 
 The same class serves the target and the block head. It knows nothing of trees; `keep_path` takes row numbers.
 
@@ -29,18 +29,14 @@ class Store:
         self.buffer: torch.Tensor | None = None
         self._layers, self._given = layers, 0
 
-    def give(
+    def part_for(
         self, make: Callable[..., torch.Tensor], shape: tuple[int, ...], like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a buffer and a layer's part `(2, *shape)` of it: all of it where the layer is not like the first."""
         if self._layers and self.buffer is None:
             self.buffer = make(self._layers, 2, *shape, dtype=like.dtype, device=like.device)
-        shared = self.buffer
-        agrees = shared is not None and (shared.shape[2:], shared.dtype, shared.device) == (
-            shape,
-            like.dtype,
-            like.device,
-        )
+        shared, wanted = self.buffer, (shape, like.dtype, like.device)
+        agrees = shared is not None and (shared.shape[2:], shared.dtype, shared.device) == wanted
         if not agrees or self._given == self._layers:
             own = make(2, *shape, dtype=like.dtype, device=like.device)
             return own, own
@@ -76,7 +72,7 @@ class PathLayer(CacheLayerMixin):
         make = torch.zeros if self._static else torch.empty  # rows that a mask hides must still be numbers
         shapes = [torch.Size((*states.shape[:-2], room, states.shape[-1])) for states in (keys, values)]
         if shapes[0] == shapes[1] and keys.dtype == values.dtype:
-            buffer, (self.keys, self.values) = store.give(make, shapes[0], keys)
+            buffer, (self.keys, self.values) = store.part_for(make, shapes[0], keys)
             self.buffers = [buffer]
         else:
             self.keys = make(shapes[0], dtype=keys.dtype, device=keys.device)
@@ -118,15 +114,15 @@ class PathLayer(CacheLayerMixin):
 class PathCache(Cache):
     """One `PathLayer` per attention layer, made as the layers ask for them."""
 
-    def __init__(self, room: int = 0, static: bool = False, alike: int = 0):
+    def __init__(self, room: int = 0, static: bool = False, n_alike: int = 0):
         """Reserve `room` rows per layer at the first update (0: a little more than the first update brings).
 
         Args:
             room: rows.
             static: fill the reserve with zeros, for passes that read all of it (see `glance.static`).
-            alike: number of layers that are expected to agree in shape, dtype and device, and will share one `Store`.
+            n_alike: number of layers that are expected to agree in shape, dtype and device, and will share one `Store`.
         """
-        store = Store(alike)
+        store = Store(n_alike)
         super().__init__(layer_class_to_replicate=lambda: PathLayer(room, static, store))
 
     def truncate(self, length: int) -> None:

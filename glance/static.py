@@ -42,7 +42,7 @@ class StaticPass:
         mask: torch.Tensor,
         cache: PathCache,
         start: int,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run rows `(1, rows)` behind `start` committed tokens; return logits `(1, rows, V)` and the kept states."""
         slots = torch.arange(start, start + self.rows, device=ids.device)
         for layer in cache.layers:

@@ -10,7 +10,8 @@ Conventions that decide numbers:
   deepstack addition, which happens between layers; of the last layer it is the final norm's output. Only the layers
   asked for are held.
 - A verify pass runs the decoder and the output head without the model's own forward around them (the short way), where a
-  model's first pass of the kind (masked or not, one row or more), run both ways, gave equal bits; else as the model does.
+  model's first pass of the kind (masked or not, one row or more, rope axes), run both ways, gave equal bits. A model with a
+  forward or hooks of its own, and a pass with a placeholder among its tokens, takes the model's forward.
 - The delta comes from the prompt's own positions (largest + 1 - length), never from `rope_deltas`, which is state on the
   model and leaks from one prompt into the next.
 
@@ -32,9 +33,8 @@ from glance.cache import PathCache
 from glance.tree import CandidateTree
 
 _TREE_ATTENTION = ("sdpa", "eager")  # what takes an additive (1, 1, q, k) mask unchanged
-_SHORT_WAY: WeakKeyDictionary = (
-    WeakKeyDictionary()
-)  # model -> {kind of pass: whether the short way gave its own logits}
+# model -> {kind of pass: whether the short way gave the model's own logits}
+_SHORT_WAY: WeakKeyDictionary = WeakKeyDictionary()
 
 
 class Positions(Protocol):
@@ -117,9 +117,12 @@ def fuse(states: Sequence[torch.Tensor], rows: Sequence[int] | None = None) -> t
     home = states[-1].device
     if any(state.device != home for state in states):  # layers may sit on several devices
         states = [state.to(home) for state in states]
-    if rows is not None and rows != list(range(states[0].shape[1])):
-        at = torch.from_numpy(np.array(rows)).to(home)
-        states = [state.index_select(1, at) for state in states]
+    if rows is not None and len(rows) < states[0].shape[1]:
+        if rows == list(range(len(rows))):
+            states = [state.narrow(1, 0, len(rows)) for state in states]
+        else:
+            at = torch.from_numpy(np.array(rows)).to(home)
+            states = [state.index_select(1, at) for state in states]
     return torch.cat(states, dim=-1)
 
 
@@ -137,7 +140,12 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     raise ValueError(f"{type(model).__name__} has no list of {config.num_hidden_layers} decoder layers to read from")
 
 
-def _alike(model: nn.Module) -> int:
+def _is_bare(model: nn.Module) -> bool:
+    """Say whether a model's forward is its class's own, with nothing hooked on: what the short way may leave out."""
+    return not ("forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks)
+
+
+def _n_alike(model: nn.Module) -> int:
     """Return the number of decoder layers if all are of one type and on one device, else 0."""
     layers, types = decoder_layers(model), getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     homes = {next(layer.parameters()).device for layer in layers}
@@ -207,14 +215,15 @@ class Target:
         self.positions = positions
         self.static = static
         room = static.reserve(room) if static else room
-        self.cache = PathCache(room, static is not None, alike=_alike(model))
+        self.cache = PathCache(room, static is not None, n_alike=_n_alike(model))
         self.kept = KeptStates(model, layer_ids)
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.get_input_embeddings().weight.dtype
         self.masked = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
         self.masked = (self.masked or "eager") in _TREE_ATTENTION
         self._decoder, self._head = decoder_of(model), model.get_output_embeddings()
-        self._short: dict[tuple[bool, bool], bool] = _SHORT_WAY.setdefault(model, {})
+        self._bare, self._short = _is_bare(model), _SHORT_WAY.setdefault(model, {})
+        self._placeholders = {placeholder_id(model.config, kind) for kind in ("image", "video", "audio")}
         self._grouped = GroupedAttention(self._decoder)
         self._masks = MaskBuffer(self._grouped.groups, self.dtype, self.device, room)
         self.delta = 0
@@ -257,7 +266,8 @@ class Target:
             if self.static:
                 logits, self._states = self.static(self.model, ids, positions, mask, self.cache, self.length)
                 return logits[0, : n + 1]
-            logits = self._logits(input_ids=ids, position_ids=positions, attention_mask=mask)
+            inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+            logits = self._logits({root, *tree.tokens.tolist()}, **inputs)
         self._states = self.kept.take()
         return logits[0]
 
@@ -269,23 +279,22 @@ class Target:
         states, self._states = self._states, []
         return fuse(states, rows)
 
-    def _logits(self, **inputs: Any) -> torch.Tensor:
+    def _logits(self, tokens: set[int], **inputs: Any) -> torch.Tensor:
         """Run a pass; return logits `(1, q, V)`, by the short way where it is known to give the model's own bits."""
-        kind = inputs["attention_mask"] is None, inputs["input_ids"].shape[1] == 1
+        kind = inputs["attention_mask"] is None, inputs["input_ids"].shape[1] == 1, self.axes
         inputs |= {"past_key_values": self.cache, "use_cache": True}
-        if self._short.get(kind):
+        known = self._short.get(kind) if self._bare and self._placeholders.isdisjoint(tokens) else False
+        if known:
             return self._head(self._decoder(**inputs).last_hidden_state)
-        if kind in self._short:
-            return self.model(**inputs).logits
         short = None
-        with suppress(
-            TypeError, ValueError, AttributeError, RuntimeError
-        ):  # a decoder that asks for more than these inputs
-            short = self._head(self._decoder(**inputs).last_hidden_state)
-        self.cache.truncate(self.length)
+        if known is None:
+            with suppress(Exception):  # whatever a decoder may say that asks for more than these inputs
+                short = self._head(self._decoder(**inputs).last_hidden_state)
+            self.cache.truncate(self.length)
         logits = self.model(**inputs).logits
-        same = short is not None and (short.shape, short.device) == (logits.shape, logits.device)
-        self._short[kind] = same and torch.equal(short.to(logits.dtype), logits)
+        if known is None:
+            alike = short is not None and (short.dtype, short.device) == (logits.dtype, logits.device)
+            self._short[kind] = alike and torch.equal(short, logits)
         return logits
 
     def _mask(self, tree: CandidateTree) -> torch.Tensor | None:

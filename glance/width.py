@@ -51,7 +51,7 @@ REPEATS = 5
 SPARE = 8  # nodes that a tree is built beyond the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
 PATIENCE = 2  # lost rounds in a row that end drafting
-RECALL = 0.7  # weight of a drafted round in the rate of drafted rounds, one drafted round later
+RECALL = 0.8  # weight of a drafted round in the rate of drafted rounds, one drafted round later
 PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether drafting pays again
 
 
@@ -109,9 +109,8 @@ class Width:
         self._plain_ms = costs.plain_ms or costs.verify_ms[0]
         self._hits = self._expected = 0.0  # evidence of the walk's steps, forgetting
         self._tokens = self._spent_ms = 0.0  # what drafted rounds commit and cost, forgetting
-        self._left = self._lost = (
-            0  # plain rounds before the next draft; lost rounds in a row, PATIENCE makes that one a probe
-        )
+        self._left = 0  # plain rounds before the next draft
+        self._lost = 0  # drafted rounds lost in a row; from PATIENCE on the next draft is a probe
         self.room = most
 
     def wants_draft(self) -> bool:

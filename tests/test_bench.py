@@ -10,7 +10,7 @@ from toys import text_prompt, text_target
 
 from glance import bench, bench_parts, bench_pocket
 from glance.bench import COLUMNS, SECTIONS, alternate, plain_heap_tree, ratios
-from glance.bench_parts import Forwards, KnowingHead, Stopwatch, random_head, random_target
+from glance.bench_parts import Forwards, KnowingHead, Stopwatch, random_head, random_prompt, random_target
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.tree import build_budget_tree
 
@@ -44,11 +44,23 @@ def test_forwards_count_nested_modules_once():
         outer(torch.zeros(1, 2))
         inner(torch.zeros(1, 2))
         inside.lap()
-        inside.lap(aside_ms=1.0)
-        inside.lap(aside_ms=1.0)
-    (whole, ms), (less, nothing), _ = inside.laps
-    assert 0 < ms <= whole and nothing == 0 and -1 <= less < 0 <= inside.laps[2][0]
+        inside.lap(aside_ms=1e9)
+        inside.lap(aside_ms=1e9)
+    (whole, ms), (less, nothing), (last, _) = inside.laps
+    assert 0 < ms <= whole and nothing == 0 and less < 0 <= last
     assert "forward" not in vars(outer) and "forward" not in vars(inner)
+
+
+def test_without_the_pocket_pair_a_random_one_stands_in(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_parts, "POCKET", tmp_path)
+    monkeypatch.setattr(bench_parts, "random_target", lambda: random_target(layers=5, width=32))
+    model, head, name = bench_parts.small_pair()
+    assert (
+        name == "random target" and head.target_layer_ids and len(generate(head, model, random_prompt(9), 4)[0]) == 13
+    )
+    monkeypatch.undo()
+    model, head, name = bench_parts.small_pair()
+    assert name == "pocket target" and model.generation_config.eos_token_id is None
 
 
 def test_the_plain_heap_finds_the_same_paths():

@@ -106,7 +106,7 @@ def test_keeping_a_path_writes_its_rows_alone(path):
 
 
 def test_layers_that_agree_share_a_buffer_and_others_do_not():
-    cache = PathCache(room=20, alike=3)
+    cache = PathCache(room=20, n_alike=3)
     for layer, d in enumerate((WIDTH, WIDTH, 5, WIDTH, WIDTH)):
         cache.update(states(6, layer, d), -states(6, layer, d), layer)
     first, second, other, third, late = (layer.buffers for layer in cache.layers)
@@ -121,7 +121,7 @@ def test_layers_that_agree_share_a_buffer_and_others_do_not():
 
 
 def test_a_layer_that_grows_leaves_the_shared_buffer():
-    cache = PathCache(room=GROWTH + 6, alike=2)
+    cache = PathCache(room=GROWTH + 6, n_alike=2)
     whole = [states(6, layer) for layer in range(2)]
     for layer in range(2):
         cache.update(whole[layer], -whole[layer], layer)

@@ -1,6 +1,6 @@
 """Kept states against transformers' own hidden states, and what cannot be verified as a tree refused by name."""
 
-import inspect
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -90,13 +90,10 @@ def test_states_of_decoding_are_the_states_of_one_long_pass(family):
 
 @pytest.mark.parametrize(
     ("model", "short"),
-    [
-        (toys.text_target("qwen3"), True),
-        (toys.vision_target("qwen3_vl"), True),
-        (toys.text_target("gemma2", sliding_window=512), False),  # caps its logits outside the decoder
-    ],
+    [("qwen3", True), ("qwen3_vl", True), ("gemma2", False)],  # gemma2 caps its logits outside the decoder
 )
 def test_the_short_way_is_taken_where_it_gives_the_models_own_bits(model, short):
+    model = toys.vision_target(model) if model == "qwen3_vl" else toys.text_target(model, sliding_window=512)
     tree, seen = build_budget_tree([[5, 6], [7, 8]], [[-0.1, -2.5], [-0.2, -1.0]], budget=4), []
     with torch.inference_mode(), Target(model, StreamPositions(), (0, 1), room=64) as target:
         target.prefill(toys.text_prompt(8))
@@ -107,34 +104,63 @@ def test_the_short_way_is_taken_where_it_gives_the_models_own_bits(model, short)
         second = target.verify(3, tree)
         hook.remove()
         assert torch.equal(first, second) and all(map(torch.equal, states, target._states))
-        assert target._short == {(False, False): short} and len(seen) == (1 if short else 2)
+        assert target._short == {(False, False, 0): short} and len(seen) == (1 if short else 2)
         assert [layer.get_seq_length() for layer in target.cache.layers] == [8 + 5] * len(target.cache.layers)
         target.keep([0])
         target.verify(3, NO_TREE)
-        assert target._short == {(False, False): short, (True, True): short}  # another kind of pass, tried by itself
+        assert target._short == {(False, False, 0): short, (True, True, 0): short}  # another kind, tried by itself
 
 
-def test_a_decoder_that_refuses_its_inputs_is_not_called_again():
+def test_a_model_with_a_forward_or_hooks_of_its_own_is_run_as_it_is():
+    model, ids = toys.text_target("qwen3"), toys.text_prompt(8)
+    head = toys.block_head(model)
+    plain = glance.generate(head, model, ids, 12, stop_token_ids=())  # settles the short way
+    banned = int(plain[0, 9])
+
+    def ban(module, args, output):
+        output.logits[..., banned] = -float("inf")
+
+    hook = model.register_forward_hook(ban)
+    without = glance.generate(head, model, ids, 12, stop_token_ids=())
+    assert banned not in without[0, 8:] and torch.equal(
+        without, glance.greedy_generate(model, ids, 12, stop_token_ids=())
+    )
+    hook.remove()
+    assert torch.equal(glance.generate(head, model, ids, 12, stop_token_ids=()), plain)
+
+
+def test_a_pass_with_a_placeholder_among_its_tokens_takes_the_models_forward(qwen3_vl):
+    calls = []
+    with torch.inference_mode(), Target(qwen3_vl, StreamPositions(), room=64) as target:
+        target.prefill(toys.text_prompt(8))
+        hook = qwen3_vl.register_forward_pre_hook(lambda *_: calls.append(1))
+        for token in (3, 3, toys.IMAGE):
+            target.verify(token, NO_TREE)
+            target.keep([])
+        hook.remove()
+    assert target._short[True, True, 0] and len(calls) == 2  # the first of its kind, and the placeholder's
+
+
+def test_a_decoder_that_refuses_its_inputs_is_not_called_again(monkeypatch):
     model, calls = toys.text_target("qwen3"), []
+    ids, own = toys.text_prompt(8), type(model).forward
+    expected = glance.greedy_generate(model, ids, 12, stop_token_ids=())
+    decoder = model.get_decoder()
+    asked = decoder.forward
 
     def refuse(*args, **kwargs):
         calls.append(1)
-        raise TypeError("more, please")
+        raise KeyError("more, please")
 
-    ids = toys.text_prompt(8)
-    expected = glance.greedy_generate(model, ids, 12, stop_token_ids=())
-    own, get_decoder = model.forward, model.get_decoder
-    decoder = get_decoder()
-
-    def forward(*args, **kwargs):  # the model's own forward still has its decoder
-        decoder.forward = type(decoder).forward.__get__(decoder)
+    @wraps(own)
+    def forward(self, *args, **kwargs):  # the model's own forward still has its decoder
+        decoder.forward = asked
         try:
-            return own(*args, **kwargs)
+            return own(self, *args, **kwargs)
         finally:
             decoder.forward = refuse
 
-    forward.__signature__ = inspect.signature(own)
-    model.forward, decoder.forward = forward, refuse
+    monkeypatch.setattr(type(model), "forward", forward)
     out = glance.generate(toys.block_head(model), model, ids, 12, stop_token_ids=())
     assert torch.equal(out, expected) and len(calls) == 1
 

@@ -14,7 +14,7 @@ Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
 """
 
 import warnings
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from glance.drafters import BlockDrafter, Drafter
-from glance.session import Choice, Clock, Round, Settings, Stats, Stream, fetch
+from glance.session import Choice, Clock, Entropies, Round, Settings, Stats, Stream, fetch
 from glance.static import static_pass
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree
@@ -92,11 +92,10 @@ def decode(
 ) -> tuple[torch.Tensor, Stats]:
     """Run rounds until a stop token or the limit; return ids `(1, P + n)` and `Stats`. There is no other loop."""
     input_ids = _checked_prompt(input_ids, model)
-    stops = stop_ids(model, settings.stop_token_ids)
     end = input_ids.shape[1] + settings.max_new_tokens
     reach = end + drafter.reach + 1
     check_verifiable(model, reach=reach, chain=drafter.chain)
-    choose, stats = Choice(settings), Stats(timing=settings.timing)
+    choose, entropies, stats = Choice(settings), Entropies(settings), Stats(timing=settings.timing)
     listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
     static = static_pass(model, drafter.layer_ids, drafter.reach + 1) if settings.compile else None
     with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach, end=end, static=static) as target:
@@ -104,29 +103,28 @@ def decode(
         drafter.begin(target, clock.lap)
         clock.open("legacy")
         logits, fused = target.prefill(input_ids)
-        (root,), _ = choose(logits)
-        stream = Stream(input_ids, [root], stops, settings)
+        (root,) = choose(logits)
+        stream = Stream(input_ids, [root], stop_ids(model, settings.stop_token_ids), settings)
         clock.open("decode_only")
         while not stream.finish:
             clock.start_round()
             draft = drafter.draft(root, fused)  # 1 draft
             clock.lap("draft")
-            if not stats.n_rounds:
+            if not stats.rounds:
                 clock.open("decode_only")
             tree = drafter.grow(draft)  # 2 tree
             clock.lap("tree")
-            choices, entropy = choose(target.verify(root, tree))  # 3 verify
+            logits = target.verify(root, tree)  # 3 verify
+            choices = choose(logits)
             clock.lap("verify")
             path, bonus = walk(tree, choices)  # 4 walk
             committed = stream.commit([*(int(tree.tokens[node]) for node in path), bonus])
             accepted = min(len(path), len(committed))
-            start = target.length
             fused = target.keep(path[:accepted])  # 5 commit
             clock.lap("commit")
-            stats.n_rounds += 1
             report = Round(
-                index=stats.n_rounds - 1,
-                start=start,
+                index=len(stats.rounds),
+                start=target.length - accepted - 1,
                 root=root,
                 tree=tree,
                 accepted=accepted,
@@ -134,17 +132,20 @@ def decode(
                 bonus=bonus if len(committed) > len(path) else None,
                 committed=committed,
                 choices=choices,
-                entropy=entropy,
+                entropy=nan,
                 truncated=len(committed) <= len(path),
                 ms=clock.laps,
                 top_ids=draft.top_ids,
                 top_logprobs=draft.top_logprobs,
             )
             stats.rounds.append(report)
+            entropies.add(report, logits)
             for listener in listeners:
                 listener(report)
             root = committed[-1]
-    stats.seconds, stats.n_tokens, stats.finish = clock.close(), len(stream.tokens), stream.finish
+        entropies.fill()
+    stats.seconds, stats.n_rounds = clock.close(), len(stats.rounds)
+    stats.n_tokens, stats.finish = len(stream.tokens), stream.finish
     return stream.ids(), stats
 
 

@@ -79,7 +79,7 @@ class Round:
     bonus: int | None  # the target's own token after the path; None when the cut took it
     committed: list[int]  # path tokens and bonus, after the cut
     choices: list[int]  # (N+1,) what the target chose after the root and after each node
-    entropy: float  # nats, of the target's distribution at the root
+    entropy: float  # nats, of the target's distribution at the root; `Entropies` fills it in before anyone asks
     truncated: bool
     ms: dict[str, float]  # draft, tree, verify, commit
     top_ids: np.ndarray  # (B-1, K) the draft's marginals
@@ -185,21 +185,48 @@ class Choice:
             if settings.top_p < 1:
                 self._warpers.append(TopPLogitsWarper(settings.top_p))
 
-    def __call__(self, logits: torch.Tensor) -> tuple[list[int], float]:
-        """Choose for each row of `(n, V)`; return n ids and row 0's entropy in nats, in one transfer to the host."""
+    def __call__(self, logits: torch.Tensor) -> list[int]:
+        """Choose for each row of `(n, V)`; return n ids, in one transfer to the host."""
         logits = logits.float()
         top, ids = logits.max(dim=-1)
-        entropy = torch.special.entr(logits[0].softmax(-1)).sum()
         if self._warpers:
             scores = logits
             for warper in self._warpers:
                 scores = warper(None, scores)
             probs = scores.softmax(-1).nan_to_num(1.0)  # rows that are not finite are refused below, not by multinomial
             ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
-        ids, top, entropy = fetch(ids, top, entropy)
+        ids, top = fetch(ids, top)
         if not isfinite(sum(top.tolist())):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
-        return ids.astype(np.int64, copy=False).tolist(), float(entropy)
+        return ids.astype(np.int64, copy=False).tolist()
+
+
+class Entropies:
+    """Fills in the entropies of finished rounds, AT_ONCE at a time: one by one they would be a quarter of a plain round's
+    own work, and as many launches on a GPU. With `on_round` every round has its own before it is heard.
+    """
+
+    AT_ONCE = 32
+
+    def __init__(self, settings: Settings):
+        self._at_once = 1 if settings.on_round else self.AT_ONCE
+        self._waiting: list[tuple[Round, torch.Tensor]] = []
+
+    def add(self, report: Round, logits: torch.Tensor) -> None:
+        """Keep a round and the root's row of its logits `(N+1, V)`."""
+        self._waiting.append((report, logits[0].clone() if len(logits) > 1 else logits[0]))
+        if len(self._waiting) >= self._at_once:
+            self.fill()
+
+    def fill(self) -> None:
+        """Compute what is waiting, in one transfer to the host."""
+        if not self._waiting:
+            return
+        reports, rows = zip(*self._waiting, strict=True)
+        (values,) = fetch(torch.special.entr(torch.stack(rows).float().softmax(-1)).sum(-1))
+        for report, value in zip(reports, values.tolist(), strict=True):
+            object.__setattr__(report, "entropy", value)  # once, before the round leaves the loop
+        self._waiting.clear()
 
 
 class Stream:

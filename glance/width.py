@@ -52,7 +52,7 @@ SPARE = 8  # nodes that a tree is built beyond the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
 PATIENCE = 2  # lost rounds in a row that end drafting
 RECALL = 0.8  # weight of a drafted round in the rate of drafted rounds, one drafted round later
-PROBE_SHARE = 0.02  # of the time of plain rounds, for finding out whether drafting pays again
+PROBE_SHARE = 0.01  # of the time of plain rounds, for finding out whether drafting pays again
 
 
 @dataclass(frozen=True)

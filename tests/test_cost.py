@@ -3,8 +3,8 @@
 import gc
 import weakref
 from itertools import pairwise
-from math import isclose
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -52,20 +52,33 @@ def test_one_transfer_of_the_draft_and_one_of_the_choices_a_round(budget, branch
     head = block_head(model)
     glance.generate(head, model, ids, 3, budget=budget, branch_k=branch_k)  # measures the costs of "auto"
     with Transfers(model, head) as transfers:
-        marks = []
-        glance.generate(
-            head,
-            model,
-            ids,
-            40,
-            budget=budget,
-            branch_k=branch_k,
-            on_round=lambda r: marks.append(len(transfers.calls)),
+        marks = Marks(transfers)
+        _, stats = glance.generate(
+            head, model, ids, 80, budget=budget, branch_k=branch_k, streamer=marks, return_stats=True
         )
-    assert len(marks) > 5
-    per_round = [b - a for a, b in pairwise(marks)]
+    assert len(marks.at) == stats.n_rounds + 2 > 8  # the prompt and the first token come before the rounds
+    per_round = [b - a for a, b in pairwise(marks.at[1:])]
     once = ("cpu", "numpy")  # one transfer, told as two calls; a plain step has the choices' alone
-    assert set(map(tuple, split(transfers.calls[marks[0] :], per_round))) <= {once, once + once}
+    seen = list(map(tuple, split(transfers.calls[marks.at[1] :], per_round)))
+    full = session.Entropies.AT_ONCE
+    assert all(
+        calls in (once, once + once) or (i % full == 0 and calls in (2 * once, 3 * once))
+        for i, calls in enumerate(seen)
+    )
+    assert transfers.calls[marks.at[-1] :] == list(once) * (stats.n_rounds % full > 0)  # the last entropies
+
+
+class Marks:
+    """A streamer that notes how many calls there were when each round's tokens came."""
+
+    def __init__(self, transfers):
+        self.transfers, self.at = transfers, []
+
+    def put(self, value):
+        self.at.append(len(self.transfers.calls))
+
+    def end(self):
+        pass
 
 
 def test_a_transfer_changes_no_value(monkeypatch):
@@ -81,12 +94,24 @@ def test_a_transfer_changes_no_value(monkeypatch):
 def test_choices_are_argmaxima_and_the_same_from_a_device(monkeypatch):
     rows = torch.randint(0, 4, (200, 9), generator=torch.Generator().manual_seed(0)).float()  # many ties
     rows[0, 3] = -float("inf")
-    here, entropy = session.Choice(Settings(1))(rows)
+    here = session.Choice(Settings(1))(rows)
     assert here == [row.index(max(row)) for row in rows.tolist()]  # the first of the largest
-    assert isclose(entropy, scipy.stats.entropy(rows[0].double().softmax(-1).numpy()), rel_tol=1e-5)
     monkeypatch.setattr(session, "on_host", lambda tensor: False)
-    there, same = session.Choice(Settings(1))(rows)
-    assert (there, same) == (here, entropy)
+    assert session.Choice(Settings(1))(rows) == here
+
+
+@pytest.mark.parametrize("listen", [False, True])
+@pytest.mark.parametrize(("n", "temperature"), [(20, 0.0), (90, 0.0), (40, 0.7)])
+def test_entropies_are_scipys_and_there_when_a_round_is_heard(listen, n, temperature):
+    """Of the target's own distribution, whatever the temperature."""
+    model, ids, heard = text_target(), text_prompt(11), []
+    on_round = (lambda r: heard.append(r.entropy)) if listen else None
+    drafter = AutoDrafter(block_head(model), costs=RoundCosts((0, 31), (1.0, 5.0), 0.2))
+    out, stats = decode(drafter, model, ids, Settings(n, on_round=on_round, temperature=temperature))
+    rows = model(out).logits[0].double().softmax(-1).numpy()
+    right = [scipy.stats.entropy(rows[r.start]) for r in stats.rounds]
+    assert np.allclose([r.entropy for r in stats.rounds], right, rtol=1e-3)
+    assert heard == ([r.entropy for r in stats.rounds] if listen else [])
 
 
 @pytest.mark.parametrize("here", [True, False])

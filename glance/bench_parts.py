@@ -98,6 +98,7 @@ class KnowingHead:
         return self.pass_of(**inputs)
 
     def compute_logits(self, hidden: torch.Tensor, output_head: nn.Module) -> torch.Tensor:
+        """Return logits `(1, n, V)` with the right tokens at their drawn ranks."""
         logits = output_head(hidden)
         began, n = perf_counter(), hidden.shape[1]
         draws = self._draws[self._place + 1 : self._place + 1 + n]

@@ -35,7 +35,7 @@ NO_DRAFT = Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))  # of a round tha
 class Drafter(Protocol):
     """Anything that proposes trees: `begin` once a prompt, then `draft` and `grow` once a round.
 
-    One that learns from what was accepted has `observe(report)` too, and hears every `Round`.
+    One that learns from what was accepted has `observe(report)` too, and hears every `Round`; its entropy may still be nan.
     """
 
     layer_ids: tuple[int, ...]  # target layers whose states it reads; may be empty

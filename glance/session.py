@@ -79,7 +79,7 @@ class Round:
     bonus: int | None  # the target's own token after the path; None when the cut took it
     committed: list[int]  # path tokens and bonus, after the cut
     choices: list[int]  # (N+1,) what the target chose after the root and after each node
-    entropy: float  # nats, of the target's distribution at the root; `Entropies` fills it in before anyone asks
+    entropy: float  # nats, of the target's distribution at the root; nan until `Entropies` fills it in
     truncated: bool
     ms: dict[str, float]  # draft, tree, verify, commit
     top_ids: np.ndarray  # (B-1, K) the draft's marginals

@@ -147,16 +147,15 @@ def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
 def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Measure a round's time outside the forwards of the target's and the head's modules, at budget 63."""
     (model, real, case), rows = small_pair(), []
-    modules = decoder_of(model), real, model.get_input_embeddings(), model.get_output_embeddings()
+    modules = real, decoder_of(model), model.get_input_embeddings(), model.get_output_embeddings()
     for prefix in prefixes:
         ids = random_prompt(prefix)
-        head, laps = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist()), []
-        for _ in range(repeats + 1):
-            with Forwards(*modules, aside_ms=head.rigging_ms) as inside:
-                settings = {"on_round": lambda _, inside=inside, head=head: inside.lap(head.rigging_ms)}
-                _, stats = generate(head, model, ids, 96, return_stats=True, **settings)
-            laps += inside.laps[2:-1]  # the first rounds allocate, the last is cut
-        whole, forwards = np.array(laps).T
+        head, runs = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist()), []
+        for _ in range(4 * repeats + 1):
+            with Forwards(*modules, aside_ms=lambda head=head: head.rigging_ms) as inside:
+                _, stats = generate(head, model, ids, 96, return_stats=True)
+            runs.append(np.mean(inside.laps[3:], axis=0))  # before: the prefill, and two rounds that allocate
+        whole, forwards = np.array(runs[1:]).T
         ms = {"round": float(np.median(whole)), "outside forwards": float(np.median(whole - forwards))}
         rows += ratios(ms, "round", prefix=prefix, nodes=63, tau=stats.tau, case=case)
     return rows

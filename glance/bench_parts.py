@@ -116,40 +116,49 @@ def random_prompt(length: int) -> torch.Tensor:
 
 
 class Forwards:
-    """Adds up the time inside the forwards of modules, nested ones once; `lap` closes a round.
+    """Adds up the time inside the forwards of modules, nested ones once, from one call of the first of them to the next.
 
     Attributes:
-        laps: (milliseconds of a round, those inside forwards), a pair per round.
+        laps: (milliseconds, those inside forwards): a pair before the first module's first call, then one per round; the
+            last ends with the decode.
     """
 
-    def __init__(self, *modules: nn.Module, aside_ms: float = 0.0):
-        self._modules, self._inside, self._ms, self._aside, self._last = modules, False, 0.0, aside_ms, perf_counter()
+    def __init__(self, *modules: nn.Module, aside_ms: Callable[[], float] = lambda: 0.0):
+        """Watch modules while entered; what `aside_ms`, a running total, grows by is left out."""
+        self._modules, self._aside_ms, self._inside, self._ms = modules, aside_ms, False, 0.0
+        self._last, self._aside = perf_counter(), aside_ms()
         self.laps: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Forwards":
         for module in self._modules:  # not by hooks, which take a slower way through every call
-            module.forward = self._counted(module.forward)
+            module.forward = self._counted(module.forward, laps=module is self._modules[0])
         return self
 
     def __exit__(self, *exc: object) -> None:
         for module in self._modules:
             del module.forward  # the class's own again
+        self.lap(perf_counter())
 
-    def _counted(self, run: Callable) -> Callable:
+    def _counted(self, run: Callable, laps: bool) -> Callable:
         @wraps(run)
         def inside(*args: Any, **kwargs: Any) -> Any:
+            began = perf_counter()
             if self._inside:
                 return run(*args, **kwargs)
-            self._inside, began = True, perf_counter()
+            if laps:
+                began = self.lap(began)
+            self._inside = True
             out = run(*args, **kwargs)
-            self._ms += 1e3 * (perf_counter() - began)
             self._inside = False
+            self._ms += 1e3 * (perf_counter() - began)
             return out
 
         return inside
 
-    def lap(self, aside_ms: float = 0.0) -> None:
-        """Close a round; what `aside_ms`, a running total, grew by in it is left out of its time."""
-        now = perf_counter()
-        self.laps.append((1e3 * (now - self._last) - (aside_ms - self._aside), self._ms))
-        self._last, self._ms, self._aside = perf_counter(), 0.0, aside_ms
+    def lap(self, now: float) -> float:
+        """Close a round and return the time at which the next one begins."""
+        aside = self._aside_ms()
+        self.laps.append((1e3 * (now - self._last) - (aside - self._aside), self._ms))
+        self._ms, self._aside = 0.0, aside
+        self._last = perf_counter()
+        return self._last

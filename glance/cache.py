@@ -22,11 +22,12 @@ class Store:
     """One buffer for the keys and values of layers that agree in shape, dtype and device: moving rows is one call for all.
 
     Attributes:
-        buffer: (layers, 2, 1, H, room, d); None before the first layer asks, and always for `layers` = 0.
+        buffer: (layers * 2 * H, room, d); None before the first layer asks, and always for `layers` = 0.
     """
 
     def __init__(self, layers: int = 0):
         self.buffer: torch.Tensor | None = None
+        self._parts: torch.Tensor | None = None
         self._layers, self._given = layers, 0
 
     def part_for(
@@ -34,21 +35,22 @@ class Store:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a buffer and a layer's part `(2, *shape)` of it: all of it where the layer is not like the first."""
         if self._layers and self.buffer is None:
-            self.buffer = make(self._layers, 2, *shape, dtype=like.dtype, device=like.device)
-        shared, wanted = self.buffer, (shape, like.dtype, like.device)
+            self._parts = make(self._layers, 2, *shape, dtype=like.dtype, device=like.device)
+            self.buffer = self._parts.flatten(0, -3)
+        shared, wanted = self._parts, (shape, like.dtype, like.device)
         agrees = shared is not None and (shared.shape[2:], shared.dtype, shared.device) == wanted
         if not agrees or self._given == self._layers:
             own = make(2, *shape, dtype=like.dtype, device=like.device)
-            return own, own
+            return own.flatten(0, -3), own
         self._given += 1
-        return shared, shared[self._given - 1]
+        return self.buffer, shared[self._given - 1]
 
 
 class PathLayer(CacheLayerMixin):
     """One layer's keys and values: `(1, H, room, d)` each, of which the first `length` rows are in use.
 
     Attributes:
-        buffers: what holds them, `(..., room, d)` each; both in one where their shapes agree.
+        buffers: what holds them, `(n, room, d)` each; both in one where their shapes agree.
         slots: while set, the rows (q,) that an update writes; all rows come back.
     """
 
@@ -77,7 +79,7 @@ class PathLayer(CacheLayerMixin):
         else:
             self.keys = make(shapes[0], dtype=keys.dtype, device=keys.device)
             self.values = make(shapes[1], dtype=values.dtype, device=values.device)
-            self.buffers = [self.keys, self.values]
+            self.buffers = [self.keys.flatten(0, -3), self.values.flatten(0, -3)]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """Append `(1, H, q, d)` rows in place; return views `(1, H, length, d)` of all rows in use."""

@@ -118,7 +118,7 @@ def decode(
             choices = choose(logits)
             clock.lap("verify")
             path, bonus = walk(tree, choices)  # 4 walk
-            committed = stream.commit([*(int(tree.tokens[node]) for node in path), bonus])
+            committed = stream.commit([*(tree.columns[0][node] for node in path), bonus])
             accepted = min(len(path), len(committed))
             fused = target.keep(path[:accepted])  # 5 commit
             clock.lap("commit")
@@ -161,7 +161,8 @@ def walk(tree: CandidateTree, choices: list[int]) -> tuple[list[int], int]:
     """
     path: list[int] = []
     at = ROOT
-    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+    tokens, parents, *_ = tree.columns
+    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
         if parent == at and token == choices[at + 1]:  # children come after their parents
             path.append(node)
             at = node

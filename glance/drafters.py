@@ -18,7 +18,7 @@ from glance.cache import PathCache
 from glance.head import block_embedding, block_logits, check_head, check_pair
 from glance.session import fetch
 from glance.target import Target
-from glance.tree import NO_TREE, CandidateTree, build_budget_tree
+from glance.tree import NO_TREE, CandidateTree, best_paths
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Draft:
     """A block's per-offset marginals: the K most probable tokens of each offset and their log-probabilities."""
 
     top_ids: np.ndarray  # (B-1, K) int64
-    top_logprobs: np.ndarray  # (B-1, K) float64
+    top_logprobs: np.ndarray  # (B-1, K) float32
 
 
-NO_DRAFT = Draft(np.empty((0, 0), np.int64), np.empty((0, 0)))  # of a round that takes a plain step
+NO_DRAFT = Draft(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))  # of a round that takes a plain step
 
 
 class Drafter(Protocol):
@@ -98,6 +98,8 @@ class BlockDrafter:
         self._target, self._lap = target, lap
         self._cache = PathCache()
         self._root, self._row = 0, torch.empty(1, 0)
+        # [last known token, MASK x (B-1)], made once
+        self._block = torch.full((1, self.head.block_size), self.head.mask_token_id, device=target.device)
         weight = next(iter(self.head.parameters()), None) if hasattr(self.head, "parameters") else None
         self._home = (target.device, target.dtype) if weight is None else (weight.device, weight.dtype)
         self._embed, self._logits = block_embedding(self.head, target.model), block_logits(self.head, target.model)
@@ -113,23 +115,24 @@ class BlockDrafter:
         """Take the `budget` best paths; where the spine fills the block, extend past it."""
         if not len(draft.top_ids):
             return NO_TREE
-        tree = build_budget_tree(draft.top_ids, draft.top_logprobs, budget=self.budget, branch_k=self.branch_k)
+        tree = best_paths(draft.top_ids.tolist(), draft.top_logprobs.tolist(), self.budget)
         spine = tree.spine() if self.extend_budget else []
         if not spine or len(spine) < self.head.block_size - 1:
             return tree
         self._lap("tree")
-        beyond = self._price([self._root, *tree.tokens[spine].tolist()], None)
+        beyond = self._price([self._root, *(tree.columns[0][node] for node in spine)], None)
         self._lap("draft")
-        subtree = build_budget_tree(
-            beyond.top_ids, beyond.top_logprobs, budget=self.extend_budget, branch_k=self.branch_k
-        )
+        subtree = best_paths(beyond.top_ids.tolist(), beyond.top_logprobs.tolist(), self.extend_budget)
         return tree.graft(spine[-1], subtree)
 
     def _price(self, known: list[int], fused: torch.Tensor | None) -> Draft:
         """Run the head on `[known..., MASK x (B-1)]`, known starting at the root; price the masked offsets."""
         head, model, (device, dtype) = self.head, self._target.model, self._home
         place, n_masked = self._target.length, head.block_size - 1  # place: the root's, since it is not yet committed
-        ids = torch.tensor([known + [head.mask_token_id] * n_masked], device=self._target.device)
+        ids = self._block
+        ids[0, 0] = known[-1]
+        if len(known) > 1:
+            ids = torch.cat([torch.tensor([known[:-1]], device=ids.device), ids], dim=1)
         if fused is None:  # nothing new was committed since the last pass
             fused = torch.empty(1, 0, len(self.layer_ids) * model.get_input_embeddings().weight.shape[1])
         hidden = head(
@@ -148,7 +151,7 @@ class BlockDrafter:
         else:
             top_logprobs, top_ids = logprobs.topk(min(self.branch_k, logprobs.shape[-1]), dim=-1)  # (B-1, K)
         top_ids, top_logprobs = fetch(top_ids, top_logprobs)
-        return Draft(top_ids.astype(np.int64, copy=False), top_logprobs.astype(np.float64))
+        return Draft(top_ids.astype(np.int64, copy=False), top_logprobs)
 
     def _places(self, end: int) -> torch.Tensor:
         """Return the places `(1, end)` of a stream, cut from a longer row that is made when it is too short."""

@@ -252,14 +252,13 @@ class Target:
 
     def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
         """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
-        n, at = len(tree), self.length + self.delta
-        steps = np.empty((2, 1, self.static.rows if self.static else n + 1), np.int64)
-        tokens, places = steps[:, 0]
-        tokens[:], places[:] = root, at
-        if n:
-            tokens[1 : n + 1], places[1 : n + 1] = tree.tokens, tree.depths + at
-            if self.end is not None:  # a table of learned positions may stop where the text must
-                np.minimum(places, self.end - 1 + self.delta, out=places)
+        n, (tokens, _, depths, *_) = len(tree), tree.columns
+        padding = (self.static.rows - n - 1) if self.static else 0
+        at = self.length + self.delta
+        places = [at, *(at + depth for depth in depths), *[at] * padding]
+        if self.end is not None and self.length + n >= self.end:  # a table of learned positions may end with the text
+            places = [min(place, self.end - 1 + self.delta) for place in places]
+        steps = np.array([[[root, *tokens, *[root] * padding]], [places]], np.int64)
         ids, positions = torch.from_numpy(steps).to(self.device).unbind()  # (1, q) each
         positions, mask = positions.expand(self.axes, 1, -1) if self.axes else positions, self._mask(tree)
         with self._grouped:
@@ -267,7 +266,7 @@ class Target:
                 logits, self._states = self.static(self.model, ids, positions, mask, self.cache, self.length)
                 return logits[0, : n + 1]
             inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-            logits = self._logits({root, *tree.tokens.tolist()}, **inputs)
+            logits = self._logits((root, *tokens), **inputs)
         self._states = self.kept.take()
         return logits[0]
 
@@ -279,7 +278,7 @@ class Target:
         states, self._states = self._states, []
         return fuse(states, rows)
 
-    def _logits(self, tokens: set[int], **inputs: Any) -> torch.Tensor:
+    def _logits(self, tokens: Sequence[int], **inputs: Any) -> torch.Tensor:
         """Run a pass; return logits `(1, q, V)`, by the short way where it is known to give the model's own bits."""
         kind = inputs["attention_mask"] is None, inputs["input_ids"].shape[1] == 1, self.axes
         inputs |= {"past_key_values": self.cache, "use_cache": True}

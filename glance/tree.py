@@ -18,9 +18,9 @@ enough.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush, heapreplace
-from math import isnan
+from math import inf, isnan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,49 +38,57 @@ class Node(NamedTuple):
     logp: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class CandidateTree(Sequence):
-    """A prefix-closed tree of N candidate tokens, as five arrays of shape (N,); indexing gives `Node` objects."""
+    """A prefix-closed tree of N candidate tokens; indexing gives `Node` objects.
 
-    tokens: np.ndarray  # (N,) int64
-    parents: np.ndarray  # (N,) int64, -1 = root, always smaller than the node's own index
-    depths: np.ndarray  # (N,) int64, 1 = child of the root
-    ranks: np.ndarray  # (N,) int64
-    logps: np.ndarray  # (N,) float64, log-probability of the path from the root
+    Attributes:
+        columns: the nodes' tokens, parents, depths, ranks and log-probabilities, N plain numbers each: what a round reads.
+        tokens, parents, depths, ranks: the same as arrays, (N,) int64; parent -1 is the root, depth 1 a child of the root.
+        logps: (N,) float64, log-probability of the path from the root.
+    """
+
+    def __init__(self, *columns: Sequence):
+        self.columns = columns
+
+    tokens = cached_property(lambda self: np.array(self.columns[0], np.int64))
+    parents = cached_property(lambda self: np.array(self.columns[1], np.int64))
+    depths = cached_property(lambda self: np.array(self.columns[2], np.int64))
+    ranks = cached_property(lambda self: np.array(self.columns[3], np.int64))
+    logps = cached_property(lambda self: np.array(self.columns[4], np.float64))
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.columns[0])
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]  # IndexError for what is out of range, negative indices as usual
-        return Node(
-            int(self.tokens[i]), int(self.parents[i]), int(self.depths[i]), int(self.ranks[i]), float(self.logps[i])
-        )
+            return list(self)[index]
+        return Node(*(column[index] for column in self.columns))
 
     def __iter__(self) -> Iterator[Node]:
-        columns = (self.tokens, self.parents, self.depths, self.ranks, self.logps)
-        return map(Node._make, zip(*(column.tolist() for column in columns), strict=True))
+        return map(Node._make, zip(*self.columns, strict=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CandidateTree) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
+    def first(self, n: int) -> CandidateTree:
+        """Return the tree of the first n nodes."""
+        return CandidateTree(*(column[:n] for column in self.columns))
+
     def path(self, node: int) -> list[int]:
         """List the node indices from the root's child down to `node`; empty for the root itself (-1)."""
         found: list[int] = []
         while node != ROOT:
             found.append(node)
-            node = int(self.parents[node])
+            node = self.columns[1][node]
         return found[::-1]
 
     def spine(self) -> list[int]:
         """List the nodes that follow rank 0 from the root down: the drafter's own greedy path, as far as the tree has it."""
         found: list[int] = []
-        for i, (parent, rank) in enumerate(zip(self.parents.tolist(), self.ranks.tolist(), strict=True)):
-            if rank == 0 and parent == (found[-1] if found else ROOT):
+        for i, node in enumerate(self):
+            if node.rank == 0 and node.parent == (found[-1] if found else ROOT):
                 found.append(i)
         return found
 
@@ -88,8 +96,8 @@ class CandidateTree(Sequence):
         """Hang `other`'s nodes below node `leaf` (-1 = root), after all of this tree's nodes."""
         n, base_depth, base_logp = len(self), 0, 0.0
         if leaf != ROOT:
-            base_depth, base_logp = int(self.depths[leaf]), float(self.logps[leaf])
-        return CandidateTree(
+            base_depth, base_logp = self[leaf].depth, self[leaf].logp
+        return make_tree(
             np.concatenate([self.tokens, other.tokens]),
             np.concatenate([self.parents, np.where(other.parents == ROOT, leaf, other.parents + n)]),
             np.concatenate([self.depths, other.depths + base_depth]),
@@ -109,9 +117,9 @@ class CandidateTree(Sequence):
 
 
 def make_tree(tokens: Any, parents: Any, depths: Any, ranks: Any, logps: Any) -> CandidateTree:
-    """Build a tree from five sequences of length N."""
+    """Build a tree from five sequences or arrays of length N."""
     integers = np.array([tokens, parents, depths, ranks], dtype=np.int64).reshape(4, -1)
-    return CandidateTree(*integers, np.array(logps, dtype=np.float64))
+    return CandidateTree(*integers.tolist(), np.array(logps, dtype=np.float64).tolist())
 
 
 NO_TREE = make_tree([], [], [], [], [])
@@ -137,27 +145,39 @@ def build_budget_tree(top_ids: Any, top_logprobs: Any, *, budget: int, branch_k:
     >>> [(node.token, node.parent, node.depth) for node in nodes]
     [(5, -1, 1), (7, 0, 2), (8, 0, 2)]
     """
-    ids, rows = _checked_marginals(top_ids, top_logprobs, budget, branch_k)
-    n_offsets, width = len(rows), len(rows[0]) if rows else 0
-    heads = [row[0] for row in rows] if width else []  # a rank-0 child's cost, by offset
+    return best_paths(*_checked_marginals(top_ids, top_logprobs, budget, branch_k), budget)
+
+
+def best_paths(ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], budget: int) -> CandidateTree:
+    """Build the tree of `build_budget_tree` from D lists of as many ids and log-probabilities, known to fall."""
+    none = -inf
+    rows = [[none], *([*row, none] for row in logprobs)]  # by depth; absent past the last rank
+    heads = [*(row[0] for row in rows[1:]), none]  # of rank 0, by the parent's depth; absent past the last offset
+    if isnan(sum(heads)):
+        raise ValueError("the log-probabilities have NaN entries; -inf is how a candidate is absent")
     taken: list[tuple[float, int, int, int, float]] = []
     # An entry is (path's cost, depth, parent, rank, parent's cost), a cost being -log-probability: the order of the module
     # docstring. Only the best untried child of an expanded node is ever in the heap: its next sibling follows it.
-    heap = [(heads[0], 1, ROOT, 0, 0.0)] if heads and heads[0] < np.inf else []
-    while heap and len(taken) < budget:
+    heap = [(-heads[0], 1, ROOT, 0, 0.0)] if heads[0] > none else []
+    for node in range(budget):
+        if not heap:
+            break
         entry = cost, depth, parent, rank, before = heap[0]
-        if rank + 1 < width and (step := rows[depth - 1][rank + 1]) < np.inf:
-            heapreplace(heap, (before + step, depth, parent, rank + 1, before))
+        rank += 1
+        logprob = rows[depth][rank]
+        if logprob > none:
+            heapreplace(heap, (before - logprob, depth, parent, rank, before))
         else:
             heappop(heap)
-        if depth < n_offsets and heads[depth] < np.inf:
-            heappush(heap, (cost + heads[depth], depth + 1, len(taken), 0, cost))
+        logprob = heads[depth]
+        if logprob > none:
+            heappush(heap, (cost - logprob, depth + 1, node, 0, cost))
         taken.append(entry)
     if not taken:
         return NO_TREE
-    paths, *columns, _ = zip(*taken, strict=True)
-    depths, parents, ranks = np.array(columns)
-    return CandidateTree(ids[depths - 1, ranks], parents, depths, ranks, -np.array(paths))
+    costs, depths, parents, ranks, _ = zip(*taken, strict=True)
+    tokens = [ids[depth - 1][rank] for depth, rank in zip(depths, ranks, strict=True)]
+    return CandidateTree(tokens, parents, depths, ranks, [-cost for cost in costs])
 
 
 def children_of(nodes: Sequence) -> dict[int, dict[int, int]]:
@@ -167,9 +187,8 @@ def children_of(nodes: Sequence) -> dict[int, dict[int, int]]:
     {-1: {5: 0, 6: 1}}
     """
     children: dict[int, dict[int, int]] = {}
-    tree = as_tree(nodes)
-    for i, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        children.setdefault(parent, {})[token] = i
+    for i, node in enumerate(as_tree(nodes)):
+        children.setdefault(node.parent, {})[node.token] = i
     return children
 
 
@@ -195,10 +214,10 @@ def tree_mask(nodes: Sequence, *, prefix: int = 0) -> np.ndarray:
     >>> tree_mask(build_budget_tree([[5, 6]], [[-0.1, -2.5]], budget=2), prefix=1).tolist()[1]
     [0.0, 0.0, 0.0, -inf]
     """
-    parents = as_tree(nodes).parents.tolist()
+    parents = as_tree(nodes).columns[1]
     n = len(parents) + 1
-    mask = np.full((n, prefix + n), -np.inf, dtype=np.float32)
-    mask[:, : prefix + 1] = 0
+    mask = np.empty((n, prefix + n), dtype=np.float32)
+    mask[:, : prefix + 1], mask[:, prefix + 1 :] = 0, -inf
     for i, parent in enumerate(parents, start=1):
         mask[i] = mask[parent + 1]  # what the parent sees, and the node itself
         mask[i, prefix + i] = 0
@@ -213,19 +232,18 @@ def as_tree(nodes: Sequence) -> CandidateTree:
     return make_tree(*columns)
 
 
-def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: int) -> tuple[np.ndarray, list]:
-    """Return ids (D, K) and costs, D rows of at most `branch_k`, sorted by rising cost, or raise."""
+def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: int) -> tuple[list, list]:
+    """Return ids and log-probabilities, D lists each of at most `branch_k`, sorted by falling log-probability, or raise."""
     if budget < 0 or branch_k < 0:
         raise ValueError(f"budget and branch_k must not be negative, got budget={budget}, branch_k={branch_k}")
-    ids, costs = np.asarray(top_ids, dtype=np.int64), -np.asarray(top_logprobs, dtype=np.float64)
-    if costs.size == 0:
-        return np.empty((0, 0), np.int64), []
-    if ids.shape != costs.shape or ids.ndim != 2:
-        raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {costs.shape}")
-    rows = costs.tolist()
-    if isnan(sum(map(sum, rows))) and (nans := int(np.isnan(costs).sum())):
+    ids, logprobs = np.asarray(top_ids, dtype=np.int64), np.asarray(top_logprobs, dtype=np.float64)
+    if logprobs.size == 0 or not branch_k:
+        return [], []
+    if ids.shape != logprobs.shape or ids.ndim != 2:
+        raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {logprobs.shape}")
+    if nans := int(np.isnan(logprobs).sum()):
         raise ValueError(f"top_logprobs has {nans} NaN entries; -inf is how a candidate is absent")
-    if rows != list(map(sorted, rows)):
-        order = np.argsort(costs, axis=1, kind="stable")
-        ids, rows = np.take_along_axis(ids, order, 1), np.take_along_axis(costs, order, 1).tolist()
-    return ids, rows if len(rows[0]) <= branch_k else [row[:branch_k] for row in rows]
+    if (logprobs[:, 1:] > logprobs[:, :-1]).any():
+        order = np.argsort(-logprobs, axis=1, kind="stable")
+        ids, logprobs = np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
+    return ids[:, :branch_k].tolist(), logprobs[:, :branch_k].tolist()

@@ -44,7 +44,7 @@ import torch
 from glance.drafters import NO_DRAFT, BlockDrafter, Draft
 from glance.session import Round
 from glance.target import Target
-from glance.tree import NO_TREE, ROOT, CandidateTree, build_budget_tree
+from glance.tree import NO_TREE, ROOT, CandidateTree, best_paths, build_budget_tree
 
 GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
 REPEATS = 5
@@ -150,7 +150,8 @@ class Width:
             self._left -= 1
             return
         tree = report.tree
-        parents, depths, paths = tree.parents.tolist(), tree.depths.tolist(), np.exp(tree.logps).tolist()
+        _, parents, depths, _, logps = tree.columns
+        paths = list(map(exp, logps))
         below: dict[int, float] = {}  # parent -> summed path probabilities of its children
         for parent, path in zip(parents, paths, strict=True):
             below[parent] = below.get(parent, 0.0) + path
@@ -218,10 +219,10 @@ class AutoDrafter:
         """Build the tree of the best paths, as far as it pays."""
         if not len(draft.top_ids):
             return NO_TREE
-        width, branch_k = self._width, self._block.branch_k
-        tree = build_budget_tree(draft.top_ids, draft.top_logprobs, budget=width.room, branch_k=branch_k)
-        n = width.size(tree.logps.tolist(), tree.depths.tolist())
-        return CandidateTree(tree.tokens[:n], tree.parents[:n], tree.depths[:n], tree.ranks[:n], tree.logps[:n])
+        width = self._width
+        tree = best_paths(draft.top_ids.tolist(), draft.top_logprobs.tolist(), width.room)
+        _, _, depths, _, logps = tree.columns
+        return tree.first(width.size(logps, depths))
 
     def observe(self, report: Round) -> None:
         """Learn from a finished round."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from glance.bench_parts import pocket_is_here, random_head
 from glance.decode import chain_generate, generate, greedy_generate
-from glance.experiment import Pair, Plan, load_pair, measure_costs, prepare
+from glance.experiment import Pair, Plan, load_pair, mean_costs, measure_costs, prepare
 from glance.paths import POCKET
 from glance.tasks import load_tasks
 
@@ -63,17 +63,16 @@ def _task_rows(pair: Pair, plan: Plan, task: str, prompts: list, repeats: int, b
             stats = runs[0][1]
             nodes = sum(len(report.tree) for report in stats.rounds)
             totals[arm] += [ms, stats.n_tokens - 1, stats.n_rounds, nodes]
-        costs.append(measure_costs(pair, [prompt], plan, budgets, repeats=max(5, repeats)))
+        costs.append(measure_costs(pair, prompt, plan, budgets, repeats=max(5, repeats)))
     return [_row(task, arm, totals, costs) for arm in arms]
 
 
 def _row(task: str, arm: str, totals: dict[str, np.ndarray], costs: list[dict[str, Any]]) -> dict[str, Any]:
     """Sum an arm up; `ratio` is its time over the oracle's, so a speedup is 1 / ratio."""
-    ms, tokens, rounds, nodes = totals[arm]
-    prefix, ar_ms, draft_ms = (float(np.mean([cost[key] for cost in costs])) for key in ("prefix", "ar_ms", "draft_ms"))
-    row = {"case": task, "variant": arm, "prefix": prefix, "nodes": float(nodes / rounds), "base": "oracle"}
+    (ms, tokens, rounds, nodes), mean = totals[arm], mean_costs(costs)
+    row = {"case": task, "variant": arm, "prefix": mean["prefix"], "nodes": float(nodes / rounds), "base": "oracle"}
     row |= {"ms": float(ms / tokens), "ratio": float(ms / totals["oracle"][0]), "tau": float(tokens / rounds)}
-    verify = [entry["ms"] for cost in costs for entry in cost["verify"] if arm == f"tree-{entry['nodes']}"]
-    if verify:
-        row["bound"] = float(row["tau"] * ar_ms / (draft_ms + np.mean(verify)))
+    for entry in mean["verify"]:
+        if arm == f"tree-{entry['nodes']}":
+            row["bound"] = row["tau"] * mean["ar_ms"] / (mean["draft_ms"] + entry["ms"])
     return row

@@ -18,6 +18,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 GROWTH = 256  # rows added beyond what is needed when a buffer has to grow
 
 
+def rows_of(path: list[int], device: torch.device) -> torch.Tensor | None:
+    """Return row numbers as a tensor to gather by; None where they are 0, 1, 2, ... and nothing has to move."""
+    return None if path == list(range(len(path))) else torch.from_numpy(np.array(path)).to(device)
+
+
 class Store:
     """One buffer for the keys and values of layers that agree in shape, dtype and device: moving rows is one call for all.
 
@@ -132,11 +137,15 @@ class PathCache(Cache):
         for layer in self.layers:
             layer.length = min(layer.length, length)
 
-    def keep_path(self, start: int, path: list[int]) -> None:
-        """Keep the first `start` rows and, after them, the rows `start + p` for p in `path` (rising); forget the rest."""
+    def keep_path(self, start: int, path: list[int], rows: torch.Tensor | None = None) -> None:
+        """Keep the first `start` rows and, after them, the rows `start + p` for p in `path` (rising); forget the rest.
+
+        `rows` is `path` as `rows_of` gives it, from a caller that has it.
+        """
         count = len(path)
-        if path != list(range(count)):
-            rows = torch.from_numpy(np.array(path))
+        if rows is None:
+            rows = rows_of(path, torch.device("cpu"))
+        if rows is not None:
             for buffer in {id(buffer): buffer for layer in self.layers for buffer in layer.buffers}.values():
                 new = buffer.narrow(-2, start, path[-1] + 1)
                 new.narrow(-2, 0, count).copy_(new.index_select(-2, rows.to(buffer.device)))

@@ -8,7 +8,7 @@ trees as wide as pays (`glance.width`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -142,10 +142,13 @@ def decode_arm(arm: str, pair: Pair, ids: torch.Tensor, positions: Any, plan: Pl
     return out[0, ids.shape[1] :].tolist(), stats
 
 
-def decode_tasks(pair: Pair, plan: Plan, folder: str | Path, *, say: Any = print) -> Run:
+def decode_tasks(
+    pair: Pair, plan: Plan, folder: str | Path, *, say: Callable = print, after_task: Callable | None = None
+) -> Run:
     """Decode every prompt of the plan by every arm into a run folder; picks up where an earlier call stopped.
 
-    Rows are on disk prompt by prompt; a kill loses the prompt in hand. Says one line per task.
+    Rows are on disk prompt by prompt; a kill loses the prompt in hand. Says one line per task, and calls `after_task` with
+    its prompts.
 
     Raises:
         ValueError: a bad task file (before any decoding), or a folder that holds another run.
@@ -160,6 +163,8 @@ def decode_tasks(pair: Pair, plan: Plan, folder: str | Path, *, say: Any = print
         for prompt in tqdm(rows, desc=task, disable=None, leave=False):
             _decode_prompt(pair, plan, run, prompt)
         say(_task_line(run, plan, task, perf_counter() - began))
+        if after_task:
+            after_task(rows)
     return run
 
 
@@ -240,23 +245,16 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
 
 
 @torch.inference_mode()
-def measure_costs(
-    pair: Pair, prompts: Sequence[Prompt], plan: Plan, budgets: Sequence[int], repeats: int = 9
-) -> dict[str, Any]:
-    """Time passes apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per budget.
+def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int = 9) -> dict[str, Any]:
+    """Time passes behind a prompt, apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per
+    budget.
 
-    Medians over repeats at each prompt, averaged over the prompts. A greedy step is the oracle's, a draft reads half a block
-    of new states; see also `time_passes`. They bound the speedup over the oracle: tau * c_ar / (c_draft + c_verify(N)).
+    Medians over repeats. A greedy step is the oracle's, a draft reads half a block of new states; see also `time_passes`.
+    They bound the speedup over the oracle: tau * c_ar / (c_draft + c_verify(N)).
+
+    Returns:
+        The prompt's length `prefix`, `ar_ms`, `draft_ms`, and in `verify` `nodes` and `ms` per budget.
     """
-    each = [_pass_ms(pair, prompt, plan, budgets, repeats) for prompt in prompts]
-    prefix, ar_ms, draft_ms, *verify_ms = np.mean(each, axis=0).tolist()
-    # budget 0 never drafts: its pass is the greedy step
-    verify = [{"nodes": n, "ms": ms if n else ar_ms} for n, ms in zip(budgets, verify_ms, strict=True)]
-    return {"prefix": prefix, "ar_ms": ar_ms, "draft_ms": draft_ms, "verify": verify}
-
-
-def _pass_ms(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], repeats: int) -> list[float]:
-    """Return a prompt's length, and the milliseconds of a greedy step, a draft, and a verify pass per budget."""
     ids, positions = prepare(pair, prompt, plan)
     drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
     with Target(pair.target, positions, drafter.layer_ids, room=ids.shape[1] + drafter.reach + 1) as target:
@@ -270,4 +268,15 @@ def _pass_ms(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int], rep
         new = fused[:, -(pair.head.block_size // 2) :]
         _, draft_ms, verify_ms = time_passes(drafter, target, root, trees, repeats, new)
     _, stats = greedy_generate(pair.target, ids, 4 * repeats, positions=positions, stop_token_ids=(), return_stats=True)
-    return [ids.shape[1], 1e3 * stats.seconds["decode_only"] / (stats.n_tokens - 1), draft_ms, *verify_ms]
+    ar_ms = 1e3 * stats.seconds["decode_only"] / (stats.n_tokens - 1)
+    # budget 0 never drafts: its pass is the greedy step
+    verify = [{"nodes": n, "ms": ms if n else ar_ms} for n, ms in zip(budgets, verify_ms, strict=True)]
+    return {"prefix": ids.shape[1], "ar_ms": ar_ms, "draft_ms": draft_ms, "verify": verify}
+
+
+def mean_costs(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Average what `measure_costs` found at several prompts, number by number."""
+    means = {key: float(np.mean([cost[key] for cost in costs])) for key in ("prefix", "ar_ms", "draft_ms")}
+    passes = zip(*(cost["verify"] for cost in costs), strict=True)
+    verify = [{"nodes": of[0]["nodes"], "ms": float(np.mean([entry["ms"] for entry in of]))} for of in passes]
+    return means | {"verify": verify}

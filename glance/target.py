@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from glance.attention import GroupedAttention, MaskBuffer
-from glance.cache import PathCache
+from glance.cache import PathCache, rows_of
 from glance.tree import CandidateTree
 
 _TREE_ATTENTION = ("sdpa", "eager")  # what takes an additive (1, 1, q, k) mask unchanged
@@ -110,19 +110,21 @@ class KeptStates:
         return states
 
 
-def fuse(states: Sequence[torch.Tensor], rows: Sequence[int] | None = None) -> torch.Tensor | None:
-    """Put kept states `(batch, q, d)` of L layers side by side, `(batch, q, L * d)`, all or `rows`; None for L = 0."""
+def fuse(states: Sequence[torch.Tensor], n: int = 0, rows: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Put kept states `(batch, q, d)` of L layers side by side, `(batch, n, L * d)`: of `rows` (n,), the first n, or all.
+
+    None for L = 0.
+    """
     if not states:
         return None
     home = states[-1].device
     if any(state.device != home for state in states):  # layers may sit on several devices
         states = [state.to(home) for state in states]
-    if rows is not None and len(rows) < states[0].shape[1]:
-        if rows == list(range(len(rows))):
-            states = [state.narrow(1, 0, len(rows)) for state in states]
-        else:
-            at = torch.from_numpy(np.array(rows)).to(home)
-            states = [state.index_select(1, at) for state in states]
+    if rows is not None:
+        rows = rows.to(home)
+        states = [state.index_select(1, rows) for state in states]
+    elif n:
+        states = [state.narrow(1, 0, n) for state in states]
     return torch.cat(states, dim=-1)
 
 
@@ -272,11 +274,12 @@ class Target:
 
     def keep(self, path: Sequence[int]) -> torch.Tensor | None:
         """Commit the root and the nodes of `path`, in place; return their fused states `(1, 1 + a, L * d)`."""
-        rows = [0, *(node + 1 for node in path)]
-        self.cache.keep_path(self.length, rows)
-        self.length += len(rows)
+        path = [0, *(node + 1 for node in path)]
+        rows = rows_of(path, self.device)
+        self.cache.keep_path(self.length, path, rows)
+        self.length += len(path)
         states, self._states = self._states, []
-        return fuse(states, rows)
+        return fuse(states, len(path), rows)
 
     def _logits(self, tokens: Sequence[int], **inputs: Any) -> torch.Tensor:
         """Run a pass; return logits `(1, q, V)`, by the short way where it is known to give the model's own bits."""

@@ -10,7 +10,7 @@ import pytest
 import toy_run
 
 from glance import cli, experiment
-from glance.experiment import Plan, decode_tasks, load_pair, measure_costs, reuse
+from glance.experiment import Plan, decode_tasks, load_pair, mean_costs, measure_costs, reuse
 from glance.rounds import read_rows
 from glance.summary import main_table, not_lossless, table_text
 
@@ -179,7 +179,7 @@ def test_costs_are_measured_for_every_budget_and_reports_are_reused(made, pair, 
 
     def make():
         calls.append(1)
-        return measure_costs(pair, plan.prompts()[:2], plan, [0, 7], repeats=2)
+        return mean_costs([measure_costs(pair, prompt, plan, [0, 7], repeats=2) for prompt in plan.prompts()[:2]])
 
     costs = reuse(tmp_path / "costs.json", pair, plan, make)
     assert [row["nodes"] for row in costs["verify"]] == [0, 7] and costs["draft_ms"] > 0 and costs["ar_ms"] > 0

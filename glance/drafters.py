@@ -138,7 +138,7 @@ class BlockDrafter:
         hidden = head(
             target_hidden=fused.to(device, dtype),
             noise_embedding=self._embed(ids).to(device, dtype),
-            position_ids=self._places(place + ids.shape[1])[:, place - fused.shape[1] :],
+            position_ids=self._places(place - fused.shape[1], place + ids.shape[1]),
             past_key_values=self._cache,
             use_cache=True,
         )[:, -n_masked:].to(self._target.device, self._target.dtype)
@@ -153,8 +153,8 @@ class BlockDrafter:
         top_ids, top_logprobs = fetch(top_ids, top_logprobs)
         return Draft(top_ids.astype(np.int64, copy=False), top_logprobs)
 
-    def _places(self, end: int) -> torch.Tensor:
-        """Return the places `(1, end)` of a stream, cut from a longer row that is made when it is too short."""
+    def _places(self, start: int, end: int) -> torch.Tensor:
+        """Return a stream's places `(1, end - start)`, cut from a longer row that is made when it is too short."""
         if self._row.shape[1] < end:
             self._row = torch.arange(2 * end, device=self._home[0])[None]
-        return self._row.narrow(1, 0, end)
+        return self._row.narrow(1, start, end - start)

@@ -96,7 +96,7 @@ def path_gather_skipped(head: Any):
     """Keep the first rows of a verify pass instead of the accepted path's."""
 
     def made(keep_path: Callable) -> Callable:
-        return lambda self, start, path: keep_path(self, start, list(range(len(path))))
+        return lambda self, start, path, rows=None: keep_path(self, start, list(range(len(path))))
 
     return _patched(PathCache, "keep_path", made)
 

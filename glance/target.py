@@ -258,8 +258,8 @@ class Target:
         padding = (self.static.rows - n - 1) if self.static else 0
         at = self.length + self.delta
         places = [at, *(at + depth for depth in depths), *[at] * padding]
-        if self.end is not None and self.length + n >= self.end:  # a table of learned positions may end with the text
-            places = [min(place, self.end - 1 + self.delta) for place in places]
+        if self.end is not None and max(places) > (last := self.end - 1 + self.delta):
+            places = [min(place, last) for place in places]  # a table of learned positions may end where the text must
         steps = np.array([[[root, *tokens, *[root] * padding]], [places]], np.int64)
         ids, positions = torch.from_numpy(steps).to(self.device).unbind()  # (1, q) each
         positions, mask = positions.expand(self.axes, 1, -1) if self.axes else positions, self._mask(tree)

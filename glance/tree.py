@@ -47,8 +47,8 @@ class CandidateTree(Sequence):
         logps: (N,) float64, log-probability of the path from the root.
     """
 
-    def __init__(self, *columns: Sequence):
-        self.columns = columns
+    def __init__(self, tokens: Sequence, parents: Sequence, depths: Sequence, ranks: Sequence, logps: Sequence):
+        self.columns = tokens, parents, depths, ranks, logps
 
     tokens = cached_property(lambda self: np.array(self.columns[0], np.int64))
     parents = cached_property(lambda self: np.array(self.columns[1], np.int64))

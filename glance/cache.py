@@ -146,8 +146,9 @@ class PathCache(Cache):
         if rows is None:
             rows = rows_of(path, torch.device("cpu"))
         if rows is not None:
+            first = next(i for i, row in enumerate(path) if row != i)  # those before it lie where they should
             for buffer in {id(buffer): buffer for layer in self.layers for buffer in layer.buffers}.values():
                 new = buffer.narrow(-2, start, path[-1] + 1)
-                new.narrow(-2, 0, count).copy_(new.index_select(-2, rows.to(buffer.device)))
+                new.narrow(-2, first, count - first).copy_(new.index_select(-2, rows[first:].to(buffer.device)))
         for layer in self.layers:
             layer.length = start + count

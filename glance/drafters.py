@@ -150,8 +150,7 @@ class BlockDrafter:
             top_logprobs = logprobs.gather(-1, top_ids)
         else:
             top_logprobs, top_ids = logprobs.topk(min(self.branch_k, logprobs.shape[-1]), dim=-1)  # (B-1, K)
-        top_ids, top_logprobs = fetch(top_ids, top_logprobs)
-        return Draft(top_ids.astype(np.int64, copy=False), top_logprobs)
+        return Draft(*fetch(top_ids, top_logprobs))
 
     def _places(self, start: int, end: int) -> torch.Tensor:
         """Return a stream's places `(1, end - start)`, cut from a longer row that is made when it is too short."""

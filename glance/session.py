@@ -164,12 +164,13 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 
 def fetch(*tensors: torch.Tensor) -> list[np.ndarray]:
-    """Return tensors of one device as arrays, in one transfer: as float32 where there is one, exact for ids below 2**24."""
+    """Return tensors of one device as arrays, float32 or int64, in one transfer: as float32, exact for ids below 2**24."""
     if on_host(tensors[0]):
         return [tensor.numpy() for tensor in tensors]
     packed = torch.cat([tensor.reshape(-1).float() for tensor in tensors]).cpu().numpy()
     parts = np.split(packed, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    kinds = [np.float32 if tensor.is_floating_point() else np.int64 for tensor in tensors]
+    return [part.reshape(of.shape).astype(kind) for part, of, kind in zip(parts, tensors, kinds, strict=True)]
 
 
 class Choice:
@@ -201,7 +202,7 @@ class Choice:
                 probs = scores.softmax(-1).nan_to_num(1.0)  # rows not finite are refused below, not by multinomial
                 ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
             ids, top = fetch(ids, top)
-            ids, top = ids.astype(np.int64, copy=False).tolist(), top.tolist()
+            ids, top = ids.tolist(), top.tolist()
         if not isfinite(sum(top)):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
         return ids

@@ -160,6 +160,5 @@ class Forwards:
         """Close a round and return the time at which the next one begins."""
         aside = self._aside_ms()
         self.laps.append((1e3 * (now - self._last) - (aside - self._aside), self._ms))
-        self._ms, self._aside = 0.0, aside
-        self._last = perf_counter()
+        self._ms, self._aside, self._last = 0.0, aside, perf_counter()
         return self._last

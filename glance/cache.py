@@ -138,9 +138,9 @@ class PathCache(Cache):
             layer.length = min(layer.length, length)
 
     def keep_path(self, start: int, path: list[int], rows: torch.Tensor | None = None) -> None:
-        """Keep the first `start` rows and, after them, the rows `start + p` for p in `path` (rising); forget the rest.
+        """Keep the first `start` rows and, after them, the rows `start + p` for p in `path`, rising; forget the rest.
 
-        `rows` is `path` as `rows_of` gives it, from a caller that has it.
+        `rows` is what `rows_of` makes of `path`, from a caller that has it.
         """
         count = len(path)
         if rows is None:

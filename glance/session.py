@@ -169,8 +169,8 @@ def fetch(*tensors: torch.Tensor) -> list[np.ndarray]:
         return [tensor.numpy() for tensor in tensors]
     packed = torch.cat([tensor.reshape(-1).float() for tensor in tensors]).cpu().numpy()
     parts = np.split(packed, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
-    kinds = [np.float32 if tensor.is_floating_point() else np.int64 for tensor in tensors]
-    return [part.reshape(of.shape).astype(kind) for part, of, kind in zip(parts, tensors, kinds, strict=True)]
+    of = [(tensor.shape, np.float32 if tensor.is_floating_point() else np.int64) for tensor in tensors]
+    return [part.reshape(shape).astype(kind) for part, (shape, kind) in zip(parts, of, strict=True)]
 
 
 class Choice:

@@ -145,7 +145,7 @@ def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
 
 
 def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
-    """Measure a round's time outside the forwards of the target's and the head's modules, at budget 63."""
+    """Measure a round's time outside the forwards of the target's and the head's modules, at budget 63: means of decodes."""
     (model, real, case), rows = small_pair(), []
     modules = real, decoder_of(model), model.get_input_embeddings(), model.get_output_embeddings()
     for prefix in prefixes:
@@ -157,7 +157,7 @@ def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]
             runs.append(np.mean(inside.laps[3:], axis=0))  # before: the prefill, and two rounds that allocate
         whole, forwards = np.array(runs[1:]).T
         ms = {"round": float(np.median(whole)), "outside forwards": float(np.median(whole - forwards))}
-        rows += ratios(ms, "round", prefix=prefix, nodes=63, tau=stats.tau, case=case)
+        rows += ratios(ms, "round", prefix=prefix, nodes=63, tau=stats.tau, case=case, repeats=4 * repeats)
     return rows
 
 

@@ -130,7 +130,7 @@ class BlockDrafter:
         head, model, (device, dtype) = self.head, self._target.model, self._home
         place, n_masked = self._target.length, head.block_size - 1  # place: the root's, since it is not yet committed
         ids = self._block
-        ids[0, 0] = known[-1]
+        ids[:, :1].fill_(known[-1])
         if len(known) > 1:
             ids = torch.cat([torch.tensor([known[:-1]], device=ids.device), ids], dim=1)
         if fused is None:  # nothing new was committed since the last pass

@@ -249,8 +249,8 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
     """Time passes behind a prompt, apart from any decode: a greedy step, a draft, and a verify pass of up to N + 1 rows per
     budget.
 
-    Medians over repeats. A greedy step is the oracle's, a draft reads half a block of new states; see also `time_passes`.
-    They bound the speedup over the oracle: tau * c_ar / (c_draft + c_verify(N)).
+    Medians over repeats; the greedy step is the mean of an oracle's decode, a draft reads half a block of new states; see
+    also `time_passes`. They bound the speedup over the oracle: tau * c_ar / (c_draft + c_verify(N)).
 
     Returns:
         The prompt's length `prefix`, `ar_ms`, `draft_ms`, and in `verify` `nodes` and `ms` per budget.

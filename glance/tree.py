@@ -48,7 +48,8 @@ class CandidateTree(Sequence):
     """
 
     def __init__(self, tokens: Sequence, parents: Sequence, depths: Sequence, ranks: Sequence, logps: Sequence):
-        self.columns = tokens, parents, depths, ranks, logps
+        columns = tokens, parents, depths, ranks, logps
+        self.columns = tuple(column.tolist() if hasattr(column, "tolist") else column for column in columns)
 
     tokens = cached_property(lambda self: np.array(self.columns[0], np.int64))
     parents = cached_property(lambda self: np.array(self.columns[1], np.int64))
@@ -94,16 +95,12 @@ class CandidateTree(Sequence):
 
     def graft(self, leaf: int, other: CandidateTree) -> CandidateTree:
         """Hang `other`'s nodes below node `leaf` (-1 = root), after all of this tree's nodes."""
-        n, base_depth, base_logp = len(self), 0, 0.0
-        if leaf != ROOT:
-            base_depth, base_logp = self[leaf].depth, self[leaf].logp
-        return make_tree(
-            np.concatenate([self.tokens, other.tokens]),
-            np.concatenate([self.parents, np.where(other.parents == ROOT, leaf, other.parents + n)]),
-            np.concatenate([self.depths, other.depths + base_depth]),
-            np.concatenate([self.ranks, other.ranks]),
-            np.concatenate([self.logps, other.logps + base_logp]),
+        at = Node(0, 0, 0, 0, 0.0) if leaf == ROOT else self[leaf]
+        moved = (
+            (token, leaf if parent == ROOT else parent + len(self), depth + at.depth, rank, logp + at.logp)
+            for token, parent, depth, rank, logp in other
         )
+        return as_tree([*self, *moved])
 
     def __repr__(self) -> str:
         from glance.view import tree_text
@@ -149,7 +146,7 @@ def build_budget_tree(top_ids: Any, top_logprobs: Any, *, budget: int, branch_k:
 
 
 def best_paths(ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], budget: int) -> CandidateTree:
-    """Build the tree of `build_budget_tree` from D lists of as many ids and log-probabilities, known to fall."""
+    """Build the tree of `build_budget_tree` from D lists of as many ids and falling log-probabilities; refuse NaN rows."""
     none = -inf
     rows = [[none], *([*row, none] for row in logprobs)]  # by depth; absent past the last rank
     heads = [*(row[0] for row in rows[1:]), none]  # of rank 0, by the parent's depth; absent past the last offset
@@ -237,7 +234,7 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
     if budget < 0 or branch_k < 0:
         raise ValueError(f"budget and branch_k must not be negative, got budget={budget}, branch_k={branch_k}")
     ids, logprobs = np.asarray(top_ids, dtype=np.int64), np.asarray(top_logprobs, dtype=np.float64)
-    if logprobs.size == 0 or not branch_k:
+    if logprobs.size == 0:
         return [], []
     if ids.shape != logprobs.shape or ids.ndim != 2:
         raise ValueError(f"top_ids and top_logprobs must share one shape (D, K), got {ids.shape} and {logprobs.shape}")
@@ -246,4 +243,4 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
     if (logprobs[:, 1:] > logprobs[:, :-1]).any():
         order = np.argsort(-logprobs, axis=1, kind="stable")
         ids, logprobs = np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
-    return ids[:, :branch_k].tolist(), logprobs[:, :branch_k].tolist()
+    return (ids[:, :branch_k].tolist(), logprobs[:, :branch_k].tolist()) if branch_k else ([], [])

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 
 from glance.drafters import NO_DRAFT, BlockDrafter, Draft
-from glance.session import Round
+from glance.session import Choice, Round, Settings
 from glance.target import Target
 from glance.tree import NO_TREE, ROOT, CandidateTree, best_paths, build_budget_tree
 
@@ -275,8 +275,10 @@ def time_passes(
         Medians in milliseconds: a plain step after plain steps; a draft; a verify pass of each tree, each after a draft.
     """
 
+    choose = Choice(Settings())
+
     def verify(tree: CandidateTree) -> float:
-        ms = _timed(lambda: target.verify(root, tree).max(-1).indices.tolist())
+        ms = _timed(lambda: choose(target.verify(root, tree)))
         target.cache.truncate(target.length)
         return ms
 

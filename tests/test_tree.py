@@ -191,6 +191,15 @@ def test_numpy_torch_and_lists_are_the_same_input():
     assert all(type(value) in (int, float) for value in trees[2][0])
 
 
+def test_columns_may_be_arrays_and_become_plain_numbers():
+    tree = build_budget_tree(IDS, LOGPS, budget=5)
+    other = CandidateTree(tree.tokens, tree.parents, tree.depths, tree.ranks, tree.logps)
+    assert other == tree == CandidateTree(*tree.columns) and tree.first(2) == CandidateTree(
+        *zip(*tree[:2], strict=True)
+    )
+    assert {type(value) for column in other.columns for value in column} == {int, float}
+
+
 def test_a_tree_is_a_sequence_of_nodes():
     tree = build_budget_tree(IDS, LOGPS, budget=5)
     assert tree[0] == Node(5, -1, 1, 0, -0.1) and tree[-1] == list(tree)[-1] and tree[1:3] == list(tree)[1:3]

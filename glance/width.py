@@ -47,7 +47,7 @@ from glance.target import Target
 from glance.tree import NO_TREE, ROOT, CandidateTree, best_paths, build_budget_tree
 
 GRID = (0, 1, 3, 7, 15, 31, 63, 127)  # tree sizes that are timed
-REPEATS = 5
+REPEATS = 9
 SPARE = 8  # nodes that a tree is built beyond the size last taken
 FORGET = 0.9  # weight of a round's evidence, one round later
 PATIENCE = 2  # lost rounds in a row that end drafting

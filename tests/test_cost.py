@@ -13,7 +13,7 @@ from toys import RandomDrafter, block_head, text_prompt, text_target
 
 import glance
 from glance import session
-from glance.decode import decode, greedy_generate
+from glance.decode import _argmax, decode, greedy_generate
 from glance.session import Settings
 from glance.target import StreamPositions, Target, decoder_layers
 from glance.width import AutoDrafter, RoundCosts
@@ -96,6 +96,9 @@ def test_choices_are_argmaxima_and_the_same_from_a_device(monkeypatch):
     rows[0, 3] = -float("inf")
     here = session.Choice(Settings(1))(rows)
     assert here == [row.index(max(row)) for row in rows.tolist()]  # the first of the largest
+    assert here == rows.argmax(-1).tolist() == [_argmax(row[None, None]) for row in rows]  # as the oracle's
+    wide = torch.randint(0, 4, (3, 151_936), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    assert session.Choice(Settings(1))(wide) == wide.argmax(-1).tolist() == [_argmax(row[None, None]) for row in wide]
     monkeypatch.setattr(session, "on_host", lambda tensor: False)
     assert session.Choice(Settings(1))(rows) == here
 

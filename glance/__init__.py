@@ -27,7 +27,7 @@ _HOME = {
     "VisionPositions": "vl",
     "load_target": "vl",
     "load_block_head": "head",
-    "BlockDrafter": "drafters",
+    "BlockDrafter": "drafters.block",
 }
 _MODULES = ("tree", "law", "metrics", "view", "decode", "vl", "head")
 __all__ = [*_HOME, *_MODULES]
@@ -35,7 +35,7 @@ __all__ = [*_HOME, *_MODULES]
 if TYPE_CHECKING:
     from glance import decode, head, law, metrics, tree, view, vl
     from glance.decode import chain_generate, generate, greedy_generate
-    from glance.drafters import BlockDrafter
+    from glance.drafters.block import BlockDrafter
     from glance.head import load_block_head
     from glance.law import DraftabilityLaw
     from glance.session import Round, Stats
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in __all__:
+        import_module("glance.view")  # so that trees show as trees
     if name in _HOME:
         value = getattr(import_module(f"glance.{_HOME[name]}"), name)
     elif name in _MODULES:

@@ -126,7 +126,7 @@ class PathCache(Cache):
 
         Args:
             room: rows.
-            static: fill the reserve with zeros, for passes that read all of it (see `glance.static`).
+            static: fill the reserve with zeros, for passes that read all of it (see `glance.compiled`).
             n_alike: number of layers that are expected to agree in shape, dtype and device, and will share one `Store`.
         """
         store = Store(n_alike)

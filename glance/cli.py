@@ -45,8 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_main_table(commands)
     _add_audit(commands)
     _add_fit_law(commands)
-    from glance import bench, doctor, train
+    from glance import doctor
+    from glance.bench import suite as bench
     from glance.pocket.cli import add_subcommands
+    from glance.train import loop as train
 
     train.add_command(commands)
     doctor.add_command(commands)
@@ -93,7 +95,7 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: argparse.Namespace, **more: Any) -> Any:
-    from glance.experiment import Plan
+    from glance.run.experiment import Plan
 
     settings = {"data": arguments.data, "tasks": tuple(arguments.tasks), "n": arguments.n, "budget": arguments.budget}
     settings |= {"branch_k": arguments.branch_k, "max_new_tokens": arguments.max_new}
@@ -116,9 +118,9 @@ def _add_main_table(commands: Any) -> None:
 
 
 def _main_table(arguments: argparse.Namespace) -> int:
-    from glance.experiment import decode_tasks, load_pair
-    from glance.rounds import write_json
-    from glance.summary import main_table, not_lossless, table_text
+    from glance.records import write_json
+    from glance.report.summary import main_table, not_lossless, table_text
+    from glance.run.experiment import decode_tasks, load_pair
 
     arms = ("ar", "chain", "tree") if arguments.chain else ("ar", "tree")
     plan = _plan(arguments, arms=arms, temperature=arguments.temperature, trees=arguments.trees)
@@ -150,9 +152,9 @@ def _add_audit(commands: Any) -> None:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from glance.audit import audit
-    from glance.experiment import load_pair
-    from glance.rounds import write_json
+    from glance.records import write_json
+    from glance.run.audit import audit
+    from glance.run.experiment import load_pair
 
     plan = _plan(arguments)
     prompts = [prompt for prompt in plan.prompts() if prompt.index]
@@ -186,8 +188,8 @@ def _add_fit_law(commands: Any) -> None:
 
 
 def _fit_law(arguments: argparse.Namespace) -> int:
-    from glance.fit import fit_law
-    from glance.rounds import write_json
+    from glance.records import write_json
+    from glance.report.fit import fit_law
 
     report = fit_law(arguments.rounds, cap=arguments.cap)
     if arguments.out:

@@ -21,12 +21,13 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from glance.drafters import BlockDrafter, Drafter
+from glance.compiled import static_pass
+from glance.drafters import Drafter
+from glance.drafters.auto import AutoDrafter
+from glance.drafters.block import BlockDrafter
 from glance.session import Choice, Clock, Entropies, Round, Settings, Stats, Stream, fetch
-from glance.static import static_pass
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree
-from glance.width import AutoDrafter
 
 
 def generate(
@@ -49,7 +50,7 @@ def generate(
         target: a transformers model with full attention.
         input_ids: (1, P) or (P,).
         budget, branch_k, extend_budget: see `BlockDrafter`; budget="auto" takes in each round the number of nodes that
-            pays for itself, see `glance.width`.
+            pays for itself, see `glance.drafters.auto`.
         positions: how the prompt enters the target; default plain positions, `VisionPositions` for images.
         return_stats: also return `Stats`.
         settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer,

@@ -48,7 +48,7 @@ def check_versions() -> Iterator[Finding]:
 def check_exactness(seed: int = 0) -> Iterator[Finding]:
     """Decode on a tiny random target over budgets and compare with the oracle; compare two branches with each alone."""
     from glance.decode import decode, generate, greedy_generate
-    from glance.drafters import BlockDrafter
+    from glance.drafters.block import BlockDrafter
     from glance.session import Settings
 
     target, head = tiny_pair(seed)
@@ -109,7 +109,7 @@ def tiny_pair(seed: int = 0) -> tuple[Any, Any]:
 
 def check_pair_acceptance(pair: Any, plan: Any, prompts: list[Any]) -> Iterator[Finding]:
     """Decode a few prompts and look at the known causes of low acceptance, one by one."""
-    from glance.experiment import decode_arm, prepare
+    from glance.run.experiment import decode_arm, prepare
 
     taus: dict[bool, list[float]] = {True: [], False: []}
     for prompt in prompts:
@@ -165,7 +165,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if target is None and all((Path(folder) / "config.json").exists() for folder in pocket):
         target, head = map(str, pocket)
     if target is not None:
-        from glance.experiment import Plan, load_pair
+        from glance.run.experiment import Plan, load_pair
         from glance.tasks import load_tasks
 
         plan = Plan(arguments.data, n=arguments.n)

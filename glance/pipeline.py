@@ -147,8 +147,8 @@ def export_html(executed: Path) -> Path:
 
 def summary(run: str) -> str:
     """Sum up a finished run in a few lines: tau and speedup per task, the audit's verdict, the law's slopes."""
-    from glance import claims
-    from glance.results import Results
+    from glance.report import claims
+    from glance.report.results import Results
 
     folder = RUNS / run
     table, audit, law = (_read(folder / f"{name}.json") for name in ("main_table", "audit", "law"))

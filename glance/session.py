@@ -39,7 +39,7 @@ class Settings:
         timing: which of the two conventions `Stats.ms_per_token` reports.
         on_round: called with every `Round`.
         streamer: a transformers streamer; it receives every committed token in order.
-        compile: run verify passes with static shapes through `torch.compile` (see `glance.static`); off by default.
+        compile: run verify passes with static shapes through `torch.compile` (see `glance.compiled`); off by default.
     """
 
     max_new_tokens: int = 256

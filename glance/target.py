@@ -211,7 +211,7 @@ class Target:
     ):
         """Reserve `room` cache rows; no token at place `end` or after it will be kept, so none asks for its position.
 
-        `static` is a `glance.static.StaticPass` that verifies instead of the model's own forward.
+        `static` is a `glance.compiled.StaticPass` that verifies instead of the model's own forward.
         """
         self.model = model
         self.positions = positions

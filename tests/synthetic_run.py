@@ -1,12 +1,12 @@
-"""A made-up run folder, for tests of what reads one: written through glance.rounds' own writers, never kept in the repo."""
+"""A made-up run folder, for tests of what reads one: written through glance.records' own writers, never kept in the repo."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from glance.rounds import Run, pack_tree, provenance, repeated_share, round_row, sha256, write_json
-from glance.summary import main_table
+from glance.records import Run, pack_tree, provenance, repeated_share, round_row, sha256, write_json
+from glance.report.summary import main_table
 from glance.tasks import TASKS
 from glance.tree import build_budget_tree
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import glance
 from glance.cache import GROWTH, PathCache
 from glance.decode import decode
-from glance.drafters import BlockDrafter
+from glance.drafters.block import BlockDrafter
 from glance.session import Settings
 
 HEADS, WIDTH = 2, 3

@@ -9,7 +9,7 @@ import torch
 import toy_run
 
 from glance import cli, doctor
-from glance.experiment import Plan, load_pair
+from glance.run.experiment import Plan, load_pair
 
 COMMANDS = ("reproduce", "main-table", "audit", "fit-law", "doctor", "train-head", "bench", "pocket")
 

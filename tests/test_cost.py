@@ -14,9 +14,9 @@ from toys import RandomDrafter, block_head, text_prompt, text_target
 import glance
 from glance import session
 from glance.decode import _argmax, decode, greedy_generate
+from glance.drafters.auto import AutoDrafter, RoundCosts
 from glance.session import Settings
 from glance.target import StreamPositions, Target, decoder_layers
-from glance.width import AutoDrafter, RoundCosts
 
 TO_HOST = ("item", "tolist", "cpu", "numpy", "__int__", "__bool__", "__float__", "__index__", "nonzero", "__array__")
 

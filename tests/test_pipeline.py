@@ -15,7 +15,7 @@ import toy_run
 
 from glance import pipeline
 from glance.paths import NOTEBOOKS, ROOT
-from glance.rounds import read_rows
+from glance.records import read_rows
 
 TINY = {"n": 3, "budget": 7, "branch_k": 4, "max_new_tokens": 8, "audit_n": 2, "bfloat16_n": 1, "sweep_n": 1}
 

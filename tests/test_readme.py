@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 
 from glance.paths import KEPT, ROOT
-from glance.summary import short_table
+from glance.report.summary import short_table
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -18,17 +18,20 @@ def block_after(heading: str) -> str:
 
 def test_every_file_of_the_house_has_a_caption():
     lines = [line for line in block_after("## The files").splitlines() if line.strip()]
-    named, folder = set(), ""
+    named = set()
+    folders: list[str] = []
     for line in lines:
         name, _, caption = line.strip().partition(" ")
         assert caption.strip(), f"{name} has no caption"
-        if not line.startswith(" "):
-            folder = name if name.endswith("/") else ""
-            named.add(name)
-        else:
-            named.add(folder + name)
-    modules = {f"glance/{path.name}" for path in (ROOT / "glance").glob("*.py") if not path.name.startswith("__")}
-    assert modules - named == set(), "modules without a caption"
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders = folders[:depth]
+        named.add("".join(folders) + name)
+        if name.endswith("/"):
+            folders.append(name)
+    package = ROOT / "glance"
+    modules = [path for path in package.rglob("*.py") if not path.name.startswith("__")]
+    captioned = {str(path.relative_to(ROOT)) for path in modules if path.parent != package / "pocket"}
+    assert captioned - named == set(), "modules without a caption"
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
@@ -36,7 +39,7 @@ def test_the_index_names_functions_and_files_that_are_there():
     rows = re.findall(r"\| ([\w-]+) \| `(\w+)\.(\w+)` \| \[(figures/[\w.-]+)\]", TEXT)
     assert len(rows) >= 8
     for notebook, module, function, path in rows:
-        assert inspect.isfunction(getattr(import_module(f"glance.{module}"), function))
+        assert inspect.isfunction(getattr(import_module(f"glance.report.{module}"), function))
         source = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text()
         assert f"{module}.{function}(" in source, f"{notebook} does not call {module}.{function}"
         assert (ROOT / path).is_file(), path

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import glance
 from glance.decode import decode
-from glance.drafters import BlockDrafter
+from glance.drafters.block import BlockDrafter
 from glance.session import Settings
 from glance.target import KeptStates, StreamPositions, Target, fuse
 from glance.tree import NO_TREE, build_budget_tree

@@ -11,10 +11,10 @@ import pytest
 import toy_run
 from papermill.exceptions import PapermillExecutionError
 
-from glance import experiment
 from glance.paths import NOTEBOOKS, POCKET
-from glance.results import Missing, Results
-from glance.rounds import read_rows, sha256
+from glance.records import read_rows, sha256
+from glance.report.results import Missing, Results
+from glance.run import experiment
 
 pytestmark = pytest.mark.slow
 TOUR = {

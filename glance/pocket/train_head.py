@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from glance.blocks import TrainSettings
-from glance.distill import Inputs
 from glance.paths import BUILD, DATA, POCKET
 from glance.pocket.batches import encode_prompt
 from glance.pocket.canvas import CELL
 from glance.pocket.model import PATCH, POINTER_LAYER, cut_patches, double_frames, stack_pixels
 from glance.pocket.render import TASKS, sample
+from glance.train.blocks import TrainSettings
+from glance.train.distill import Inputs
 
 FIRST_SEED = 2**50  # the target's own pages have seeds below 2**48
 PLAN = TrainSettings(
@@ -70,7 +70,7 @@ def train_pocket_head(
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train a head for the pocket target into a run's folder; resumes what is there. Returns its acceptance."""
-    from glance.train import train_head
+    from glance.train.loop import train_head
     from glance.vl import load_target
 
     model, processor = load_target(target, torch.float32, "cpu")
@@ -99,8 +99,8 @@ def measure_head(folder: Path = POCKET, n: int = 135, run: Path | None = None) -
 
     `n` pages per task are measured after one of warm-up, which must be exact too: by default the whole set of 136.
     """
-    from glance.experiment import Plan, decode_tasks, load_pair
-    from glance.summary import main_table, not_lossless
+    from glance.report.summary import main_table, not_lossless
+    from glance.run.experiment import Plan, decode_tasks, load_pair
 
     arms = ("ar", "chain", "tree-15", "tree-31", "tree-63")
     pair = load_pair(str(folder / "target"), str(folder / "head"), dtype="float32", device="cpu")

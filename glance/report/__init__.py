@@ -1,0 +1,1 @@
+"""What a finished run says: results, law fits, tables, figures, claims. Reads a run's files; needs no torch."""

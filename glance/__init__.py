@@ -21,8 +21,8 @@ _HOME = {
     "generate": "decode",
     "chain_generate": "decode",
     "greedy_generate": "decode",
-    "Round": "session",
-    "Stats": "session",
+    "Round": "records",
+    "Stats": "records",
     "StreamPositions": "target",
     "VisionPositions": "vl",
     "load_target": "vl",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from glance.drafters.block import BlockDrafter
     from glance.head import load_block_head
     from glance.law import DraftabilityLaw
-    from glance.session import Round, Stats
+    from glance.records import Round, Stats
     from glance.target import StreamPositions
     from glance.tree import CandidateTree, build_budget_tree, children_of, tree_mask
     from glance.vl import VisionPositions, load_target

@@ -15,25 +15,40 @@ Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
 
 import warnings
 from math import isfinite, nan
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from glance.compiled import static_pass
 from glance.drafters import Drafter
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.block import BlockDrafter
-from glance.session import Choice, Clock, Entropies, Round, Settings, Stats, Stream, fetch
+from glance.records import Round, Stats
+from glance.session import Choice, Clock, Entropies, Settings, Stream, fetch
 from glance.target import Positions, StreamPositions, Target, check_verifiable
 from glance.tree import ROOT, CandidateTree
 
+WithStats = tuple[Tensor, Stats]  # what `return_stats=True` returns
 
+
+@overload
 def generate(
     head: Any,
     target: nn.Module,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
+    max_new_tokens: int = 256,
+    *,
+    return_stats: Literal[True],
+    **more: Any,
+) -> WithStats: ...
+@overload
+def generate(head: Any, target: nn.Module, input_ids: Tensor, max_new_tokens: int = 256, **more: Any) -> Tensor: ...
+def generate(
+    head: Any,
+    target: nn.Module,
+    input_ids: Tensor,
     max_new_tokens: int = 256,
     *,
     budget: int | str = 63,
@@ -42,7 +57,7 @@ def generate(
     positions: Positions | None = None,
     return_stats: bool = False,
     **settings: Any,
-) -> Any:
+) -> Tensor | WithStats:
     """Decode with a block head and a wide tree: the target's own text, in fewer passes of the target.
 
     Args:
@@ -71,16 +86,30 @@ def generate(
     return (ids, stats) if return_stats else ids
 
 
+@overload
 def chain_generate(
     head: Any,
     target: nn.Module,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
+    max_new_tokens: int = 256,
+    *,
+    return_stats: Literal[True],
+    **more: Any,
+) -> WithStats: ...
+@overload
+def chain_generate(
+    head: Any, target: nn.Module, input_ids: Tensor, max_new_tokens: int = 256, **more: Any
+) -> Tensor: ...
+def chain_generate(
+    head: Any,
+    target: nn.Module,
+    input_ids: Tensor,
     max_new_tokens: int = 256,
     *,
     positions: Positions | None = None,
     return_stats: bool = False,
     **settings: Any,
-) -> Any:
+) -> Tensor | WithStats:
     """Decode with the same head as a width-1 chain: its most probable token at every offset. Arguments as `generate`."""
     drafter = BlockDrafter(head, max(0, (getattr(head, "block_size", None) or 1) - 1), branch_k=1)
     ids, stats = decode(drafter, target, input_ids, Settings(max_new_tokens, **settings), positions)
@@ -89,23 +118,39 @@ def chain_generate(
 
 @torch.inference_mode()
 def decode(
-    drafter: Drafter, model: nn.Module, input_ids: torch.Tensor, settings: Settings, positions: Positions | None = None
-) -> tuple[torch.Tensor, Stats]:
-    """Run rounds until a stop token or the limit; return ids `(1, P + n)` and `Stats`. There is no other loop."""
+    drafter: Drafter, model: nn.Module, input_ids: Tensor, settings: Settings, positions: Positions | None = None
+) -> tuple[Tensor, Stats]:
+    """Run rounds until a stop token or the limit. There is no other loop: whatever proposes trees goes through this one.
+
+    Args:
+        drafter: what proposes a tree in each round, see `glance.drafters.Drafter`.
+        model: the target, a transformers model with full attention.
+        input_ids: (1, P) or (P,).
+        settings: see `Settings`.
+        positions: how the prompt enters the target; None for plain positions.
+
+    Returns:
+        ids (1, P + n), prompt included, and the `Stats` of the decode with a `Round` for each round.
+
+    Raises:
+        ValueError: as `generate`.
+    """
     input_ids = _checked_prompt(input_ids, model)
     end = input_ids.shape[1] + settings.max_new_tokens
-    reach = end + drafter.reach + 1
-    check_verifiable(model, reach=reach, chain=drafter.chain)
-    choose, entropies, stats = Choice(settings), Entropies(settings), Stats(timing=settings.timing)
+    room = end + drafter.max_nodes + 1
+    check_verifiable(model, room=room, chain=drafter.chain)
+    choose = Choice(settings)
+    entropies = Entropies(settings)
+    stats = Stats(timing=settings.timing)
     listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
-    static = static_pass(model, drafter.layer_ids, drafter.reach + 1) if settings.compile else None
-    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=reach, end=end, static=static) as target:
+    static = static_pass(model, drafter.layer_ids, drafter.max_nodes + 1) if settings.compile else None
+    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=room, end=end, static=static) as target:
         clock = Clock(target.device)
         drafter.begin(target, clock.lap)
         clock.open("legacy")
         logits, fused = target.prefill(input_ids)
         (root,) = choose(logits)
-        stream = Stream(input_ids, [root], stop_ids(model, settings.stop_token_ids), settings)
+        stream = Stream(input_ids, root, stop_ids(model, settings.stop_token_ids), settings)
         clock.open("decode_only")
         while not stream.finish:
             clock.start_round()
@@ -119,22 +164,22 @@ def decode(
             choices = choose(logits)
             clock.lap("verify")
             path, bonus = walk(tree, choices)  # 4 walk
-            committed = stream.commit([*(tree.columns[0][node] for node in path), bonus])
-            accepted = min(len(path), len(committed))
-            fused = target.keep(path[:accepted])  # 5 commit
+            commit = stream.commit([tree.columns.tokens[node] for node in path], bonus)
+            path = path[: commit.accepted]
+            fused = target.keep(path)  # 5 commit
             clock.lap("commit")
             report = Round(
                 index=len(stats.rounds),
-                start=target.length - accepted - 1,
+                start=target.length - commit.accepted - 1,
                 root=root,
                 tree=tree,
-                accepted=accepted,
-                path=path[:accepted],
-                bonus=bonus if len(committed) > len(path) else None,
-                committed=committed,
+                accepted=commit.accepted,
+                path=path,
+                bonus=commit.bonus,
+                committed=commit.tokens,
                 choices=choices,
                 entropy=nan,
-                truncated=len(committed) <= len(path),
+                truncated=commit.truncated,
                 ms=clock.laps,
                 top_ids=draft.top_ids,
                 top_logprobs=draft.top_logprobs,
@@ -143,10 +188,12 @@ def decode(
             entropies.add(report, logits)
             for listener in listeners:
                 listener(report)
-            root = committed[-1]
+            root = commit.tokens[-1]
         entropies.fill()
-    stats.seconds, stats.n_rounds = clock.close(), len(stats.rounds)
-    stats.n_tokens, stats.finish = len(stream.tokens), stream.finish
+    stats.seconds = clock.close()
+    stats.n_rounds = len(stats.rounds)
+    stats.n_tokens = len(stream.tokens)
+    stats.finish = stream.finish
     return stream.ids(), stats
 
 
@@ -162,24 +209,29 @@ def walk(tree: CandidateTree, choices: list[int]) -> tuple[list[int], int]:
     """
     path: list[int] = []
     at = ROOT
-    tokens, parents, *_ = tree.columns
-    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+    for node, (parent, token) in enumerate(zip(tree.columns.parents, tree.columns.tokens, strict=True)):
         if parent == at and token == choices[at + 1]:  # children come after their parents
             path.append(node)
             at = node
     return path, choices[at + 1]
 
 
+@overload
+def greedy_generate(
+    target: nn.Module, input_ids: Tensor, max_new_tokens: int = 256, *, return_stats: Literal[True], **more: Any
+) -> WithStats: ...
+@overload
+def greedy_generate(target: nn.Module, input_ids: Tensor, max_new_tokens: int = 256, **more: Any) -> Tensor: ...
 @torch.inference_mode()
 def greedy_generate(
     target: nn.Module,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
     max_new_tokens: int = 256,
     *,
     positions: Positions | None = None,
     return_stats: bool = False,
     **settings: Any,
-) -> Any:
+) -> Tensor | WithStats:
     """Decode greedily, one token per pass: the oracle. It shares neither loop, cache, mask nor delta with what it checks.
 
     Arguments and returns as `generate`; `tau` is 1. Sampling has no oracle: `temperature` is refused.
@@ -188,25 +240,26 @@ def greedy_generate(
     if settings.temperature:
         raise ValueError(f"the oracle is greedy: temperature must be 0, got {settings.temperature}")
     input_ids = _checked_prompt(input_ids, target)
-    stops, cache = stop_ids(target, settings.stop_token_ids), DynamicCache(config=target.config)
+    stops = stop_ids(target, settings.stop_token_ids)
+    cache = DynamicCache(config=target.config)
     clock = Clock(input_ids.device)
     clock.open("legacy")
     inputs = (positions or StreamPositions()).prefill_inputs(target, input_ids)
     logits = target(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
-    stream = Stream(input_ids, [_argmax(logits)], stops, settings)
+    stream = Stream(input_ids, _argmax(logits), stops, settings)
     clock.open("decode_only")
     position = inputs["position_ids"].amax(-1, keepdim=True).max() * torch.ones_like(inputs["position_ids"][..., :1])
     while not stream.finish:
         position = position + 1  # on every axis, one past the furthest so far
         step = torch.tensor([stream.tokens[-1:]], device=input_ids.device)
         logits = target(step, position_ids=position, past_key_values=cache, use_cache=True).logits
-        stream.commit([_argmax(logits)])
+        stream.commit([], _argmax(logits))
     n = len(stream.tokens)
     stats = Stats(n, stream.finish, [], n - 1, settings.timing, clock.close())
     return (stream.ids(), stats) if return_stats else stream.ids()
 
 
-def _argmax(logits: torch.Tensor) -> int:
+def _argmax(logits: Tensor) -> int:
     """Return the last row's argmax of `(1, q, V)`, in one transfer to the host; refuse a row that is not finite."""
     top, token = fetch(*logits[0, -1].float().max(-1))
     if not isfinite(top):
@@ -223,7 +276,7 @@ def stop_ids(model: nn.Module, stop_token_ids: Any = None) -> frozenset[int]:
     return frozenset([stop_token_ids] if isinstance(stop_token_ids, int) else map(int, stop_token_ids))
 
 
-def _checked_prompt(input_ids: Any, model: nn.Module) -> torch.Tensor:
+def _checked_prompt(input_ids: Any, model: nn.Module) -> Tensor:
     """Return the prompt as `(1, P)` on the target's device, or raise; say once where transformers' greedy would differ."""
     input_ids = torch.as_tensor(input_ids)
     if input_ids.dim() == 1:

@@ -158,3 +158,14 @@ def _listed(rows: Iterable[Mapping], *keys: str) -> list[Mapping]:
         if lacking := sum(key not in row for row in rows):
             raise ValueError(f"{lacking} of {len(rows)} rows lack {key!r}")
     return rows
+
+
+def repeated_share(text: str, n: int = 4) -> float:
+    """Return the share of a text's word n-grams that occurred earlier in it: 0 for none.
+
+    >>> repeated_share("a b c a b c", n=2)
+    0.4
+    """
+    words = text.split()
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

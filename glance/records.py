@@ -1,26 +1,23 @@
-"""The records a run leaves: the one schema, how rows are written so that a kill loses nothing, and where they came from.
+"""What a round and a decode leave behind: `Round` and `Stats`, and the one schema of the rows that a run keeps of them.
 
-A run is a folder. `prompts.jsonl` has one row per arm, task and prompt; `rounds.jsonl` one row per round, written before
-its prompt's row; `provenance.json` says what made them. Rows are flushed per prompt, and the prompt's row is the seal:
-rounds without one are of an interrupted prompt and are dropped on resume. The file knows nothing of models.
+A run is a folder, written by `glance.run.folder`. `prompts.jsonl` has one row per arm, task and prompt; `rounds.jsonl` one
+row per round. The file knows nothing of models.
 """
 
 import hashlib
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from glance.paths import ROOT, named
-from glance.tree import make_tree
+from glance.tree import CandidateTree, make_tree
 
+TIMINGS = ("decode_only", "legacy")  # conventions, see `glance.session`
 PROMPT_FIELDS = {  # name: type, of one row of prompts.jsonl
     "arm": str,  # "ar", "chain", "tree", "tree-15", "auto"
     "task": str,
@@ -73,45 +70,65 @@ TREE_FIELDS = {  # of `tree`, which a row of rounds.jsonl has where `Plan.trees`
 }
 OPTIONAL = {"tree": TREE_FIELDS}
 SCHEMAS = {"prompts.jsonl": PROMPT_FIELDS, "rounds.jsonl": ROUND_FIELDS}
-VERSIONED = ("torch", "transformers", "dflash", "numpy", "glance-companion")
 
 
-class Run:
-    """A run's folder, open for appending rows.
+@dataclass
+class Round:
+    """What happened in one round, in plain numbers and numpy arrays: what listeners hear, views show and records keep."""
 
-    Args:
-        folder: made if it does not exist.
-        provenance: what the run is; a folder that holds another run's is refused.
-    """
+    index: int  # 0-based
+    start: int  # the root's place in the stream
+    root: int  # the last committed token
+    tree: CandidateTree
+    accepted: int  # nodes committed, the bonus not among them, after the cut
+    path: list[int]  # their indices
+    bonus: int | None  # the target's own token after the path; None when the cut took it
+    committed: list[int]  # path tokens and bonus, after the cut
+    choices: list[int]  # (N+1,) what the target chose after the root and after each node
+    entropy: (
+        float  # nats, of the target's distribution at the root; computed many rounds at a time, so nan to a drafter's
+    )
+    # `observe`, and the number to everyone else: `on_round` and the `Stats` that a decode returns
+    truncated: bool
+    ms: dict[str, float]  # draft, tree, verify, commit
+    top_ids: np.ndarray  # (B-1, K) the draft's marginals
+    top_logprobs: np.ndarray  # (B-1, K)
 
-    def __init__(self, folder: str | Path, provenance: Mapping[str, Any]):
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "provenance.json"
-        if path.exists():
-            _refuse_other(json.loads(path.read_text()), provenance, path)
-        else:
-            write_json(path, provenance)
-        for name in SCHEMAS:
-            _repair_tail(self.folder / name)
-        done = read_rows(self.folder / "prompts.jsonl")
-        self.done = {(row["arm"], row["task"], row["prompt"]): row for row in done}
-        self._drop_unsealed_rounds()
+    @property
+    def tree_size(self) -> int:
+        """Return N, the number of nodes."""
+        return len(self.tree)
 
-    def add(self, prompt: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]]) -> None:
-        """Append a prompt's rounds, then its row; both are on disk when this returns."""
-        _append(self.folder / "rounds.jsonl", rounds)
-        _append(self.folder / "prompts.jsonl", [prompt])
-        self.done[prompt["arm"], prompt["task"], prompt["prompt"]] = dict(prompt)
+    @property
+    def extended(self) -> bool:
+        """Say whether the tree reaches past the block."""
+        return bool(len(self.tree)) and max(self.tree.columns.depths) > len(self.top_ids)
 
-    def _drop_unsealed_rounds(self) -> None:
-        path = self.folder / "rounds.jsonl"
-        rows = read_rows(path)
-        sealed = [row for row in rows if (row["arm"], row["task"], row["prompt"]) in self.done]
-        if len(sealed) < len(rows):
-            scratch = path.with_suffix(".scratch")
-            scratch.write_text("".join(_line("rounds.jsonl", row) for row in sealed), encoding="utf-8")
-            os.replace(scratch, path)
+
+@dataclass
+class Stats:
+    """What a decode measured. `tau` is tokens per round; `ms_per_token` follows the timing asked for."""
+
+    n_tokens: int = 0
+    finish: str = "length"  # "length" or "stop"
+    rounds: list[Round] = field(default_factory=list)
+    n_rounds: int = 0  # plain steps for the oracle
+    timing: str = "decode_only"
+    seconds: dict[str, float] = field(default_factory=dict)  # by timing convention
+
+    @property
+    def tau(self) -> float:
+        """Return tokens committed per round, the prefill's token left out; nan without a round."""
+        return (self.n_tokens - 1) / self.n_rounds if self.n_rounds else float("nan")
+
+    @property
+    def ms_per_token(self) -> float:
+        """Return milliseconds per output token under the timing convention asked for."""
+        return self.ms_by(self.timing)
+
+    def ms_by(self, timing: str) -> float:
+        """Return milliseconds per output token under `timing`."""
+        return 1e3 * self.seconds[timing] / self.n_tokens
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -173,17 +190,6 @@ def round_row(report: Any, *, arm: str, task: str, prompt: int, warmup: bool, tr
     return row | ({"tree": pack_tree(report)} if trees else {})
 
 
-def provenance(parameters: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Say what makes a run's numbers: parameters, commit, versions, machine; `facts` adds device, dtype, data hashes."""
-    return {
-        "parameters": dict(parameters),
-        "commit": _commit(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in VERSIONED}},
-        "machine": {"platform": platform.platform(), "processor": _processor(), "cpus": os.cpu_count()},
-        **facts,
-    }
-
-
 def sha256(ids: Iterable[int] | bytes) -> str:
     """Hash ids (as int64, little-endian) or bytes."""
     data = ids if isinstance(ids, bytes) else np.asarray(list(ids), dtype="<i8").tobytes()
@@ -200,116 +206,28 @@ def write_json(path: str | Path, value: Any) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(path.suffix + ".scratch")
-    scratch.write_text(json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(scratch, path)
     return path
 
 
-def written(paths: str | Path | Iterable[str | Path]) -> Any:
-    """Tabulate files, or all below a folder, in a data frame for a notebook's end: name, rows, bytes, head of sha256."""
-    import pandas as pd
-
-    if isinstance(paths, (str, Path)):
-        paths = sorted(path for path in Path(paths).rglob("*") if path.is_file())
-    rows = []
-    for path in map(Path, paths):
-        data = path.read_bytes()
-        count = data.count(b"\n") if path.suffix in (".jsonl", ".json", ".csv", ".md", ".tex") else None
-        rows.append({"file": named(path), "rows": count, "bytes": len(data), "sha256": sha256(data)[:8]})
-    return pd.DataFrame(rows, columns=["file", "rows", "bytes", "sha256"]).astype({"rows": "Int64"})
-
-
-def repeated_share(text: str, n: int = 4) -> float:
-    """Return the share of a text's word n-grams that occurred earlier in it: 0 for none.
-
-    >>> repeated_share("a b c a b c", n=2)
-    0.4
-    """
-    words = text.split()
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    lines = "".join(_line(path.name, row) for row in rows)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _line(name: str, row: Mapping[str, Any]) -> str:
+def row_line(name: str, row: Mapping[str, Any]) -> str:
     """Check a row against its schema and serialise it."""
     fields = SCHEMAS[name]
     missing, strange = set(fields) - set(row), set(row) - set(fields) - set(OPTIONAL)
     if missing or strange:
         raise ValueError(f"{name}: a row has missing fields {sorted(missing)} and unknown fields {sorted(strange)}")
-    return json.dumps(_plain(row), ensure_ascii=False) + "\n"
+    return json.dumps(plain(row), ensure_ascii=False) + "\n"
 
 
-def _repair_tail(path: Path) -> None:
-    """Cut a half-written last line: what a kill in mid-write leaves."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        scratch = path.with_suffix(".scratch")
-        scratch.write_bytes(whole)
-        os.replace(scratch, path)
-
-
-def _refuse_other(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
-    """Raise where parameters, versions, device, dtype or data differ: rows of two runs do not mix in one folder."""
-    new = _plain(new)
-    differing = []
-    for group in ("parameters", "versions", "device", "dtype", "attention", "data"):
-        before, now = old.get(group), new.get(group)
-        if before == now:
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-            differing += [f"{key}: {before.get(key)!r} there, {now.get(key)!r} now" for key in keys]
-        else:
-            differing.append(f"{group}: {before!r} there, {now!r} now")
-    if differing:
-        raise ValueError(f"{path.parent} holds another run ({'; '.join(differing[:4])}): name a new run, or delete it")
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn numpy scalars, paths and nan into JSON's own."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    """Name the CPU where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _commit() -> str | None:
-    """Name the commit, with a + where the tree differs from it; None outside a repository."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

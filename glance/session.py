@@ -1,4 +1,4 @@
-"""What one decode is told, keeps and reports: its settings, clock, committed stream, rounds and stats.
+"""What one decode is told and keeps: its settings, clock, committed stream and choices.
 
 Conventions that decide numbers:
 
@@ -12,18 +12,16 @@ The file knows nothing of models, heads or caches.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from glance.tree import CandidateTree
-
-TIMINGS = ("decode_only", "legacy")
+from glance.records import TIMINGS, Round
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Settings:
     top_k: int = 0
     generator: torch.Generator | None = None
     timing: str = "decode_only"
-    on_round: Callable[["Round"], None] | None = None
+    on_round: Callable[[Round], None] | None = None
     streamer: Any = None
     compile: bool = False
 
@@ -64,62 +62,6 @@ class Settings:
             raise ValueError(
                 f"top_p must be in (0, 1] and top_k at least 0, got top_p={self.top_p}, top_k={self.top_k}"
             )
-
-
-@dataclass
-class Round:
-    """What happened in one round; plain numbers and numpy arrays, so that views and records need no model."""
-
-    index: int  # 0-based
-    start: int  # the root's place in the stream
-    root: int  # the last committed token
-    tree: CandidateTree
-    accepted: int  # nodes committed, the bonus not among them, after the cut
-    path: list[int]  # their indices
-    bonus: int | None  # the target's own token after the path; None when the cut took it
-    committed: list[int]  # path tokens and bonus, after the cut
-    choices: list[int]  # (N+1,) what the target chose after the root and after each node
-    entropy: float  # nats, of the target's distribution at the root; nan until `Entropies` fills it in
-    truncated: bool
-    ms: dict[str, float]  # draft, tree, verify, commit
-    top_ids: np.ndarray  # (B-1, K) the draft's marginals
-    top_logprobs: np.ndarray  # (B-1, K)
-
-    @property
-    def tree_size(self) -> int:
-        """Return N, the number of nodes."""
-        return len(self.tree)
-
-    @property
-    def extended(self) -> bool:
-        """Say whether the tree reaches past the block."""
-        return bool(len(self.tree)) and max(self.tree.columns[2]) > len(self.top_ids)
-
-
-@dataclass
-class Stats:
-    """What a decode measured. `tau` is tokens per round; `ms_per_token` follows the timing asked for."""
-
-    n_tokens: int = 0
-    finish: str = "length"  # "length" or "stop"
-    rounds: list[Round] = field(default_factory=list)
-    n_rounds: int = 0  # plain steps for the oracle
-    timing: str = "decode_only"
-    seconds: dict[str, float] = field(default_factory=dict)  # by timing convention
-
-    @property
-    def tau(self) -> float:
-        """Return tokens committed per round, the prefill's token left out; nan without a round."""
-        return (self.n_tokens - 1) / self.n_rounds if self.n_rounds else float("nan")
-
-    @property
-    def ms_per_token(self) -> float:
-        """Return milliseconds per output token under the timing convention asked for."""
-        return self.ms_by(self.timing)
-
-    def ms_by(self, timing: str) -> float:
-        """Return milliseconds per output token under `timing`."""
-        return 1e3 * self.seconds[timing] / self.n_tokens
 
 
 class Clock:
@@ -236,24 +178,36 @@ class Entropies:
         self._waiting.clear()
 
 
+class Commit(NamedTuple):
+    """What a round added to the text, after the cut at a stop token or at the limit."""
+
+    tokens: list[int]
+    accepted: int  # of the path
+    bonus: int | None  # None where the cut took it
+    truncated: bool  # whether the cut took anything
+
+
 class Stream:
     """The committed text: cuts what it is given at the first stop token and at the limit, and feeds the streamer."""
 
-    def __init__(self, input_ids: torch.Tensor, first: list[int], stops: frozenset[int], settings: Settings):
-        self._input_ids, self._stops = input_ids, stops
-        self._limit, self._streamer = settings.max_new_tokens, settings.streamer
+    def __init__(self, input_ids: torch.Tensor, first: int, stops: frozenset[int], settings: Settings):
+        self._input_ids = input_ids
+        self._stops = stops
+        self._limit = settings.max_new_tokens
+        self._streamer = settings.streamer
         self.tokens: list[int] = []
         self.finish = ""  # "", "stop" or "length"
         if self._streamer is not None:
             self._streamer.put(input_ids[0].cpu())
-        self.commit(first)
+        self.commit([], first)
 
-    def commit(self, tokens: list[int]) -> list[int]:
-        """Append tokens up to and including the first stop token, up to the limit; return what was appended."""
-        tokens = tokens[: self._limit - len(self.tokens)]
+    def commit(self, path: list[int], bonus: int) -> Commit:
+        """Append a path's tokens and the bonus, up to and including the first stop token and up to the limit."""
+        tokens = [*path, bonus][: self._limit - len(self.tokens)]
         stop = next((i for i, token in enumerate(tokens) if token in self._stops), None)
         if stop is not None:
-            tokens, self.finish = tokens[: stop + 1], "stop"
+            tokens = tokens[: stop + 1]
+            self.finish = "stop"
         self.tokens += tokens
         if not self.finish and len(self.tokens) >= self._limit:
             self.finish = "length"
@@ -261,7 +215,8 @@ class Stream:
             self._streamer.put(torch.tensor(tokens))
             if self.finish:
                 self._streamer.end()
-        return tokens
+        truncated = len(tokens) <= len(path)
+        return Commit(tokens, min(len(path), len(tokens)), None if truncated else bonus, truncated)
 
     def ids(self) -> torch.Tensor:
         """Return prompt and text, `(1, P + n)`."""

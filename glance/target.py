@@ -154,11 +154,11 @@ def _n_alike(model: nn.Module) -> int:
     return len(layers) if len(homes) == 1 and len(set(types or [None])) == 1 else 0
 
 
-def check_verifiable(model: nn.Module, *, reach: int, chain: bool = False) -> None:
+def check_verifiable(model: nn.Module, *, room: int, chain: bool = False) -> None:
     """Refuse, by name and before any forward, a target whose block pass would differ from its steps.
 
     Args:
-        reach: the largest number of tokens that the cache will hold; sliding windows at least this long never bite.
+        room: the largest number of tokens that the cache will hold; sliding windows at least this long never bite.
         chain: whether only chains will be verified; these need no mask of ours.
     """
     config = model.config.get_text_config(decoder=True)
@@ -174,9 +174,9 @@ def check_verifiable(model: nn.Module, *, reach: int, chain: bool = False) -> No
             f"{name} has {', '.join(strange) or 'recurrent'} layers: their state after a block is not the state after "
             "single steps along one path, so a tree cannot be verified; use a target with full attention"
         )
-    if "sliding_attention" in layer_types and window and window < reach:
+    if "sliding_attention" in layer_types and window and window < room:
         raise ValueError(
-            f"{name} has sliding_attention layers with a window of {window}, and this decode reaches {reach} tokens: "
+            f"{name} has sliding_attention layers with a window of {window}, and this decode reaches {room} tokens: "
             "one mask cannot serve both layer types; stay within the window or use a target with full attention"
         )
     attention = getattr(config, "_attn_implementation", None) or "eager"
@@ -254,7 +254,9 @@ class Target:
 
     def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
         """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
-        n, (tokens, _, depths, *_) = len(tree), tree.columns
+        n = len(tree)
+        tokens = tree.columns.tokens
+        depths = tree.columns.depths
         padding = (self.static.rows - n - 1) if self.static else 0
         at = self.length + self.delta
         places = [at, *(at + depth for depth in depths), *[at] * padding]

@@ -38,27 +38,37 @@ class Node(NamedTuple):
     logp: float
 
 
+class Columns(NamedTuple):
+    """The nodes' fields side by side, N plain numbers each: what a round reads."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    depths: Sequence[int]
+    ranks: Sequence[int]
+    logps: Sequence[float]
+
+
 class CandidateTree(Sequence):
     """A prefix-closed tree of N candidate tokens; indexing gives `Node` objects.
 
     Attributes:
-        columns: the nodes' tokens, parents, depths, ranks and log-probabilities, N plain numbers each: what a round reads.
+        columns: the nodes' fields as plain numbers, see `Columns`.
         tokens, parents, depths, ranks: the same as arrays, (N,) int64; parent -1 is the root, depth 1 a child of the root.
         logps: (N,) float64, log-probability of the path from the root.
     """
 
     def __init__(self, tokens: Sequence, parents: Sequence, depths: Sequence, ranks: Sequence, logps: Sequence):
-        columns = tokens, parents, depths, ranks, logps
-        self.columns = tuple(column.tolist() if hasattr(column, "tolist") else column for column in columns)
+        fields = (tokens, parents, depths, ranks, logps)
+        self.columns = Columns(*(field.tolist() if hasattr(field, "tolist") else field for field in fields))
 
-    tokens = cached_property(lambda self: np.array(self.columns[0], np.int64))
-    parents = cached_property(lambda self: np.array(self.columns[1], np.int64))
-    depths = cached_property(lambda self: np.array(self.columns[2], np.int64))
-    ranks = cached_property(lambda self: np.array(self.columns[3], np.int64))
-    logps = cached_property(lambda self: np.array(self.columns[4], np.float64))
+    tokens = cached_property(lambda self: np.array(self.columns.tokens, np.int64))
+    parents = cached_property(lambda self: np.array(self.columns.parents, np.int64))
+    depths = cached_property(lambda self: np.array(self.columns.depths, np.int64))
+    ranks = cached_property(lambda self: np.array(self.columns.ranks, np.int64))
+    logps = cached_property(lambda self: np.array(self.columns.logps, np.float64))
 
     def __len__(self) -> int:
-        return len(self.columns[0])
+        return len(self.columns.tokens)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -82,7 +92,7 @@ class CandidateTree(Sequence):
         found: list[int] = []
         while node != ROOT:
             found.append(node)
-            node = self.columns[1][node]
+            node = self.columns.parents[node]
         return found[::-1]
 
     def spine(self) -> list[int]:
@@ -204,7 +214,7 @@ def tree_mask(nodes: Sequence, *, prefix: int = 0) -> np.ndarray:
     >>> tree_mask(build_budget_tree([[5, 6]], [[-0.1, -2.5]], budget=2), prefix=1).tolist()[1]
     [0.0, 0.0, 0.0, -inf]
     """
-    parents = as_tree(nodes).columns[1]
+    parents = as_tree(nodes).columns.parents
     n = len(parents) + 1
     mask = np.empty((n, prefix + n), dtype=np.float32)
     mask[:, : prefix + 1], mask[:, prefix + 1 :] = 0, -inf

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from glance.records import Run, pack_tree, provenance, repeated_share, round_row, sha256, write_json
+from glance.metrics import repeated_share
+from glance.records import pack_tree, round_row, sha256, write_json
 from glance.report.summary import main_table
+from glance.run.folder import Run, provenance
 from glance.tasks import TASKS
 from glance.tree import build_budget_tree
 

@@ -8,19 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_rounds import make_rounds
 
+from glance.metrics import repeated_share
 from glance.records import (
     PROMPT_FIELDS,
     ROUND_FIELDS,
     TREE_FIELDS,
-    Run,
-    provenance,
     read_rows,
-    repeated_share,
     round_row,
     sha256,
     unpack_round,
     write_json,
 )
+from glance.run.folder import Run, provenance
 
 
 def prompt_row(prompt=0, arm="tree", **changes):

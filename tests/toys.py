@@ -358,7 +358,7 @@ class RandomDrafter:
     chain: bool = False
 
     def __post_init__(self) -> None:
-        self.reach = self.size
+        self.max_nodes = self.size
         self._rng = torch.Generator().manual_seed(self.seed)
 
     def begin(self, target: Any, lap: Any) -> None:

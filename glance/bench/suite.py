@@ -30,7 +30,8 @@ from transformers import DynamicCache
 from glance.bench.parts import Forwards, KnowingHead, Stopwatch, random_head, random_prompt, random_target, small_pair
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.paths import BENCH, POCKET
-from glance.records import provenance, write_json
+from glance.records import write_json
+from glance.run.folder import provenance
 from glance.target import StreamPositions, Target, decoder_of
 from glance.tree import ancestor_matrix, build_budget_tree, tree_mask
 

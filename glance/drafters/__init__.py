@@ -38,7 +38,7 @@ class Drafter(Protocol):
     """
 
     layer_ids: tuple[int, ...]  # target layers whose states it reads; may be empty
-    reach: int  # the most nodes a tree of its can have; sizes the cache
+    max_nodes: int  # of one tree; sizes the cache
     chain: bool  # whether its trees are always chains
 
     def begin(self, target: Target, lap: Callable[[str], None]) -> None:

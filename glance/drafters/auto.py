@@ -43,7 +43,8 @@ import torch
 
 from glance.drafters import NO_DRAFT, Draft
 from glance.drafters.block import BlockDrafter
-from glance.session import Choice, Round, Settings
+from glance.records import Round
+from glance.session import Choice, Settings
 from glance.target import Target
 from glance.tree import NO_TREE, ROOT, CandidateTree, best_paths, build_budget_tree
 
@@ -151,8 +152,9 @@ class Width:
             self._left -= 1
             return
         tree = report.tree
-        _, parents, depths, _, logps = tree.columns
-        paths = list(map(exp, logps))
+        parents = tree.columns.parents
+        depths = tree.columns.depths
+        paths = list(map(exp, tree.columns.logps))
         below: dict[int, float] = {}  # parent -> summed path probabilities of its children
         for parent, path in zip(parents, paths, strict=True):
             below[parent] = below.get(parent, 0.0) + path
@@ -191,7 +193,8 @@ class AutoDrafter:
         self._block = BlockDrafter(head, max_nodes, branch_k)
         self._costs = costs
         self.chain = self._block.chain
-        self.layer_ids, self.reach = self._block.layer_ids, self._block.reach
+        self.layer_ids = self._block.layer_ids
+        self.max_nodes = max_nodes
 
     def begin(self, target: Target, lap: Callable[[str], None]) -> None:
         """Get ready for a prompt: no evidence, no states waiting."""
@@ -222,8 +225,7 @@ class AutoDrafter:
             return NO_TREE
         width = self._width
         tree = best_paths(draft.top_ids.tolist(), draft.top_logprobs.tolist(), width.room)
-        _, _, depths, _, logps = tree.columns
-        return tree.first(width.size(logps, depths))
+        return tree.first(width.size(tree.columns.logps, tree.columns.depths))
 
     def observe(self, report: Round) -> None:
         """Learn from a finished round."""

@@ -51,7 +51,7 @@ class BlockDrafter:
         return tuple(self.head.target_layer_ids)
 
     @property
-    def reach(self) -> int:
+    def max_nodes(self) -> int:
         """The most nodes of one tree."""
         return self.budget + self.extend_budget
 
@@ -83,7 +83,7 @@ class BlockDrafter:
         if not spine or len(spine) < self.head.block_size - 1:
             return tree
         self._lap("tree")
-        beyond = self._price([self._root, *(tree.columns[0][node] for node in spine)], None)
+        beyond = self._price([self._root, *(tree.columns.tokens[node] for node in spine)], None)
         self._lap("draft")
         subtree = best_paths(beyond.top_ids.tolist(), beyond.top_logprobs.tolist(), self.extend_budget)
         return tree.graft(spine[-1], subtree)

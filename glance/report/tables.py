@@ -7,12 +7,15 @@ reports of its own 8B target with edition v1 or v2 (`data/paper/`). A cell that 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glance.paths import BENCH, FIGURES
+import pandas as pd
+
+from glance.paths import BENCH, FIGURES, named
+from glance.records import sha256
 from glance.report.plots import look
 from glance.report.results import Missing, Results, paper_main, paper_rows
 
@@ -255,3 +258,15 @@ def _latex(text: str) -> str:
     for sign in "&%$#_{}":
         text = text.replace(sign, f"\\{sign}")
     return text
+
+
+def written(paths: str | Path | Iterable[str | Path]) -> Any:
+    """Tabulate files, or all below a folder, in a data frame for a notebook's end: name, rows, bytes, head of sha256."""
+    if isinstance(paths, (str, Path)):
+        paths = sorted(path for path in Path(paths).rglob("*") if path.is_file())
+    rows = []
+    for path in map(Path, paths):
+        data = path.read_bytes()
+        count = data.count(b"\n") if path.suffix in (".jsonl", ".json", ".csv", ".md", ".tex") else None
+        rows.append({"file": named(path), "rows": count, "bytes": len(data), "sha256": sha256(data)[:8]})
+    return pd.DataFrame(rows, columns=["file", "rows", "bytes", "sha256"]).astype({"rows": "Int64"})

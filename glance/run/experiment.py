@@ -22,10 +22,11 @@ from glance.decode import chain_generate, generate, greedy_generate
 from glance.drafters.auto import time_passes
 from glance.drafters.block import BlockDrafter
 from glance.head import check_pair, load_block_head
+from glance.metrics import repeated_share
 from glance.paths import named
-from glance.records import Run, file_sha256, provenance, repeated_share, round_row, sha256, write_json
+from glance.records import Stats, file_sha256, round_row, sha256, write_json
 from glance.report.summary import pooled_tau
-from glance.session import Stats
+from glance.run.folder import Run, provenance
 from glance.target import StreamPositions, Target
 from glance.tasks import Prompt, encode, load_tasks, task_names
 from glance.tree import build_budget_tree
@@ -257,7 +258,7 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
     """
     ids, positions = prepare(pair, prompt, plan)
     drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
-    with Target(pair.target, positions, drafter.layer_ids, room=ids.shape[1] + drafter.reach + 1) as target:
+    with Target(pair.target, positions, drafter.layer_ids, room=ids.shape[1] + drafter.max_nodes + 1) as target:
         logits, fused = target.prefill(ids)
         root = int(logits.argmax())
         drafter.begin(target, lambda name: None)

@@ -35,7 +35,9 @@ class KnownText:
 
     def __init__(self, text: list[int], prompt_tokens: int, budget: int, branch_k: int, offsets: int, vocabulary: int):
         self._text, self._prompt_tokens, self._vocabulary = text, prompt_tokens, vocabulary
-        self.reach, self._branch_k, self._offsets = budget, max(2, branch_k), offsets
+        self.max_nodes = budget
+        self._branch_k = max(2, branch_k)
+        self._offsets = offsets
 
     def begin(self, target: Target, lap: Callable[[str], None]) -> None:
         """Keep hold of the target, whose length says how far the text has come."""
@@ -52,7 +54,7 @@ class KnownText:
 
     def grow(self, draft: Draft) -> CandidateTree:
         """Build the tree."""
-        return build_budget_tree(draft.top_ids, draft.top_logprobs, budget=self.reach, branch_k=self._branch_k)
+        return build_budget_tree(draft.top_ids, draft.top_logprobs, budget=self.max_nodes, branch_k=self._branch_k)
 
 
 @contextmanager

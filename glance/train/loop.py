@@ -22,7 +22,8 @@ from torch import nn
 from glance.decode import decode
 from glance.drafters.block import BlockDrafter
 from glance.head import block_logits, load_block_head
-from glance.session import Round, Settings
+from glance.records import Round
+from glance.session import Settings
 from glance.target import StreamPositions
 from glance.tasks import Prompt, encode, read_task, task_names
 from glance.train.blocks import (

@@ -242,11 +242,11 @@ def test_a_recorded_tree_is_drawn_and_without_one_there_is_none(folder, tmp_path
 def test_written_tabulates_files(tmp_path):
     (tmp_path / "a.csv").write_text("x\n1\n")
     (tmp_path / "b.png").write_bytes(b"\x89PNG")
-    frame = records.written(tmp_path)
+    frame = tables.written(tmp_path)
     assert [name.rsplit("/")[-1] for name in frame["file"]] == ["a.csv", "b.png"]
     assert frame["rows"][0] == 2 and frame["rows"].isna()[1] and frame["bytes"].tolist() == [4, 4]
     assert frame["sha256"][0] == records.file_sha256(tmp_path / "a.csv")[:8]
-    assert len(records.written([tmp_path / "a.csv"])) == 1
+    assert len(tables.written([tmp_path / "a.csv"])) == 1
 
 
 def test_another_run_never_overwrites_the_figures_of_the_default_one():

@@ -65,7 +65,7 @@ def generate(
         target: a transformers model with full attention.
         input_ids: (1, P) or (P,).
         budget, branch_k, extend_budget: see `BlockDrafter`; budget="auto" takes in each round the number of nodes that
-            pays for itself, see `glance.drafters.auto`.
+            pays for itself, see `glance.drafters.width`.
         positions: how the prompt enters the target; default plain positions, `VisionPositions` for images.
         return_stats: also return `Stats`.
         settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer,

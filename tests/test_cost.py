@@ -14,7 +14,8 @@ from toys import RandomDrafter, block_head, text_prompt, text_target
 import glance
 from glance import session
 from glance.decode import _argmax, decode, greedy_generate
-from glance.drafters.auto import AutoDrafter, RoundCosts
+from glance.drafters.auto import AutoDrafter
+from glance.drafters.costs import RoundCosts
 from glance.session import Settings
 from glance.target import StreamPositions, Target, decoder_layers
 

@@ -4,7 +4,7 @@ On each prompt the arms run back to back, in one process, in an order that rotat
 the machine falls on all alike. Every arm's ids are compared with `ar`'s on every prompt. Numbers follow `glance.metrics`.
 
 Arms: "ar" the oracle; "chain" the head as a width-1 chain; "tree" at the run's budget; "tree-N" at budget N; "auto" with
-trees as wide as pays (`glance.drafters.auto`).
+trees as wide as pays (`glance.drafters.width`).
 """
 
 import json
@@ -19,8 +19,8 @@ import torch
 from tqdm import tqdm
 
 from glance.decode import chain_generate, generate, greedy_generate
-from glance.drafters.auto import time_passes
 from glance.drafters.block import BlockDrafter
+from glance.drafters.costs import time_passes
 from glance.head import check_pair, load_block_head
 from glance.metrics import repeated_share
 from glance.paths import named

@@ -1,6 +1,5 @@
 """Automatic width: the tree size that pays is taken, evidence is learned, a useless head costs little, output is exact."""
 
-from itertools import pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,24 +21,15 @@ from toys import (
 
 import glance
 from glance.decode import decode, greedy_generate
-from glance.drafters import auto as width_module
-from glance.drafters.auto import GRID, PATIENCE, PROBE_SHARE, SPARE, AutoDrafter, RoundCosts, Width, fit_monotone
+from glance.drafters import costs as costs_module
+from glance.drafters.auto import AutoDrafter
+from glance.drafters.costs import GRID, RoundCosts
+from glance.drafters.width import PATIENCE, PROBE_SHARE, SPARE, Width
 from glance.session import Settings
 from glance.tree import build_budget_tree
 
 COSTS = RoundCosts((0, 1, 3, 7, 15, 31, 63, 127), (3.5, 3.6, 3.7, 3.9, 4.3, 5.0, 7.0, 12.0), 1.6)
 FREE = RoundCosts((0, 127), (1.0, 1.0), 0.0)  # nodes cost nothing: always the widest tree
-
-
-@given(st.lists(st.integers(0, 6), max_size=6))
-def test_the_monotone_fit_is_the_nearest_rising_sequence(values):
-    fitted = fit_monotone(values)
-    assert len(fitted) == len(values) and (np.diff(fitted) >= -1e-12).all()
-    ours = ((fitted - values) ** 2).sum() if values else 0.0
-    grid = np.arange(0, 6.5, 1.0)
-    for other in product(grid, repeat=min(len(values), 4)) if len(values) <= 4 else ():
-        if all(a <= b for a, b in pairwise(other)):
-            assert ours <= ((np.array(other) - values) ** 2).sum() + 1e-9
 
 
 def test_costs_between_and_beyond_the_grid():
@@ -268,8 +258,8 @@ def test_the_tree_is_the_head_s_own_and_of_the_best_size():
 
 
 def test_costs_are_measured_once_a_target_and_prefix(monkeypatch):
-    calls, measure = [], width_module.measure_costs
-    monkeypatch.setattr(width_module, "measure_costs", lambda *args: calls.append(args) or measure(*args))
+    calls, measure = [], costs_module.measure_costs
+    monkeypatch.setattr(costs_module, "measure_costs", lambda *args: calls.append(args) or measure(*args))
     model = text_target()
     head = block_head(model)
     for length in (9, 10, 12):
@@ -278,7 +268,7 @@ def test_costs_are_measured_once_a_target_and_prefix(monkeypatch):
     glance.generate(head, model, text_prompt(40), 5, budget="auto")
     glance.generate(head, text_target(), text_prompt(9), 5, budget="auto")
     assert len(calls) == 3
-    costs = next(iter(width_module._MEASURED[model].values()))
+    costs = next(iter(costs_module._MEASURED[model].values()))
     assert costs.nodes[0] == 0 and costs.draft_ms > 0 and (np.diff(costs.verify_ms) >= 0).all()
 
 
@@ -290,7 +280,8 @@ def test_measuring_leaves_the_decode_as_it_was():
     with forwards(model) as second:
         again = glance.generate(head, model, ids, 30, budget="auto")
     assert torch.equal(out, again) and len(first) > len(second)
-    assert "calibrate" in stats.rounds[0].ms and stats.rounds[0].ms["calibrate"] > stats.rounds[0].ms["draft"] / 100
+    assert set(stats.rounds[0].ms) == {"draft", "tree", "verify", "commit", "calibrate"}
+    assert "calibrate" not in stats.rounds[1].ms
 
 
 @pytest.mark.parametrize("changes", [{"budget": "wide"}, {"budget": "auto", "extend_budget": 8}])

@@ -118,7 +118,7 @@ def _add_main_table(commands: Any) -> None:
 
 
 def _main_table(arguments: argparse.Namespace) -> int:
-    from glance.records import write_json
+    from glance.files import write_json
     from glance.report.summary import main_table, not_lossless, table_text
     from glance.run.experiment import decode_tasks, load_pair
 
@@ -152,7 +152,7 @@ def _add_audit(commands: Any) -> None:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from glance.records import write_json
+    from glance.files import write_json
     from glance.run.audit import audit
     from glance.run.experiment import load_pair
 
@@ -188,7 +188,7 @@ def _add_fit_law(commands: Any) -> None:
 
 
 def _fit_law(arguments: argparse.Namespace) -> int:
-    from glance.records import write_json
+    from glance.files import write_json
     from glance.report.fit import fit_law
 
     report = fit_law(arguments.rounds, cap=arguments.cap)

@@ -4,7 +4,6 @@ papermill alone warns of an unknown parameter and runs on with the default; here
 names the valid ones. Executed copies and their HTML go to `build/<run>/`; the sources are never touched.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from glance.files import read_json, read_text
 from glance.paths import BUILD, NOTEBOOKS, RUNS
 
 PIPELINE = ("01-decode", "02-audit", "03-fit", "04-plots")
@@ -40,7 +40,7 @@ def read_profile(profile: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"profile {str(profile)!r} is neither a file nor one of {', '.join(PROFILES)}")
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
@@ -57,7 +57,7 @@ def notebook_parameters(notebook: str) -> dict[str, str]:
     import papermill
 
     path = NOTEBOOKS / f"{notebook}.ipynb"
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = read_json(path)
     code = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
     tagged = [i for i, cell in enumerate(code) if "parameters" in cell["metadata"].get("tags", [])]
     if tagged != [0]:
@@ -175,4 +175,4 @@ def summary(run: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: run the notebook that writes it first")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)

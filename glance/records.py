@@ -4,10 +4,8 @@ A run is a folder, written by `glance.run.folder`. `prompts.jsonl` has one row p
 row per round. The file knows nothing of models.
 """
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from glance.files import json_line, read_lines
 from glance.tree import CandidateTree, make_tree
 
 TIMINGS = ("decode_only", "legacy")  # conventions, see `glance.session`
@@ -141,7 +140,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
@@ -190,44 +189,10 @@ def round_row(report: Any, *, arm: str, task: str, prompt: int, warmup: bool, tr
     return row | ({"tree": pack_tree(report)} if trees else {})
 
 
-def sha256(ids: Iterable[int] | bytes) -> str:
-    """Hash ids (as int64, little-endian) or bytes."""
-    data = ids if isinstance(ids, bytes) else np.asarray(list(ids), dtype="<i8").tobytes()
-    return hashlib.sha256(data).hexdigest()
-
-
-def file_sha256(path: str | Path) -> str:
-    """Hash a file's bytes."""
-    return sha256(Path(path).read_bytes())
-
-
-def write_json(path: str | Path, value: Any) -> Path:
-    """Write readable JSON in one step, so that a kill leaves the old file or the new one; nan becomes null."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(path.suffix + ".scratch")
-    scratch.write_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
-    return path
-
-
 def row_line(name: str, row: Mapping[str, Any]) -> str:
     """Check a row against its schema and serialise it."""
     fields = SCHEMAS[name]
     missing, strange = set(fields) - set(row), set(row) - set(fields) - set(OPTIONAL)
     if missing or strange:
         raise ValueError(f"{name}: a row has missing fields {sorted(missing)} and unknown fields {sorted(strange)}")
-    return json.dumps(plain(row), ensure_ascii=False) + "\n"
-
-
-def plain(value: Any) -> Any:
-    """Turn numpy scalars, paths and nan into JSON's own."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    return json_line(row)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from glance.files import sha256, write_json
 from glance.metrics import repeated_share
-from glance.records import pack_tree, round_row, sha256, write_json
+from glance.records import pack_tree, round_row
 from glance.report.summary import main_table
 from glance.run.folder import Run, provenance
 from glance.tasks import TASKS

@@ -8,17 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_rounds import make_rounds
 
+from glance.files import sha256, write_json
 from glance.metrics import repeated_share
-from glance.records import (
-    PROMPT_FIELDS,
-    ROUND_FIELDS,
-    TREE_FIELDS,
-    read_rows,
-    round_row,
-    sha256,
-    unpack_round,
-    write_json,
-)
+from glance.records import PROMPT_FIELDS, ROUND_FIELDS, TREE_FIELDS, read_rows, round_row, unpack_round
 from glance.run.folder import Run, provenance
 
 

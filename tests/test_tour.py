@@ -11,8 +11,9 @@ import pytest
 import toy_run
 from papermill.exceptions import PapermillExecutionError
 
+from glance.files import sha256
 from glance.paths import NOTEBOOKS, POCKET
-from glance.records import read_rows, sha256
+from glance.records import read_rows
 from glance.report.results import Missing, Results
 from glance.run import experiment
 

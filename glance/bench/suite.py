@@ -29,8 +29,8 @@ from transformers import DynamicCache
 
 from glance.bench.parts import Forwards, KnowingHead, Stopwatch, random_head, random_prompt, random_target, small_pair
 from glance.decode import chain_generate, generate, greedy_generate
+from glance.files import write_json
 from glance.paths import BENCH, POCKET
-from glance.records import write_json
 from glance.run.folder import provenance
 from glance.target import StreamPositions, Target, decoder_of
 from glance.tree import ancestor_matrix, build_budget_tree, tree_mask
@@ -68,7 +68,7 @@ def bench(
         if not rows:
             say(f"{name:10s} left out: no pocket target and head in {POCKET}")
             continue
-        with (out / f"{name}.csv").open("w", newline="") as file:
+        with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             for row in rows:

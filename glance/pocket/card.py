@@ -10,6 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from glance.files import read_json, read_lines, write_text
 from glance.pocket.canvas import FONTS
 from glance.pocket.model import POINTER_LAYER, READING_LAYERS
 from glance.pocket.render import TASKS
@@ -133,7 +134,7 @@ def describe_replanning(training: dict) -> str:
 
 def summarise_log(log: Path, plan: list[dict]) -> dict:
     """Summarise a training log: seconds and last losses of each stage of the plan."""
-    rows = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
+    rows = [json.loads(line) for line in read_lines(log) if line.strip()]
     stages, before = [], 0
     for stage in plan:
         last = [row for row in rows if row["stage"] == stage["name"]][-1]
@@ -200,7 +201,7 @@ def describe_head(data: Path) -> str:
     """Return the card's section on the block head, from `head.json`; says so where no head is shipped yet."""
     if not (data / "head.json").is_file():
         return "## The block head\nNone is shipped beside this target."
-    head = json.loads((data / "head.json").read_text())
+    head = read_json(data / "head.json")
     figures, settings = head["figures"], head["settings"]
     columns = ["task", "arm", "tau", "tau, no cut rounds", "ms/token", "speedup", "repeated 4-grams", "identical"]
     rows = []
@@ -230,8 +231,8 @@ Accepted up to an offset, in real decoding and teacher-forced (share of rounds):
 
 def write_card(data: Path, parameters: int) -> str:
     """Write `CARD.md` from `evaluation.json` and `training.json` of the pocket's data folder and return it."""
-    evaluation = json.loads((data / "evaluation.json").read_text())
-    training = json.loads((data / "training.json").read_text())
+    evaluation = read_json(data / "evaluation.json")
+    training = read_json(data / "training.json")
     hashes = "\n".join(f"- `{name}` {value}" for name, value in list_hashes(data).items())
     text = f"""# The pocket target
 
@@ -264,5 +265,5 @@ words were taken out. Fonts are matplotlib's and are not shipped here.
 ## Hashes (sha256; of a folder: over its files' names and hashes)
 {hashes}
 """
-    (data / "CARD.md").write_text(text)
+    write_text(data / "CARD.md", text)
     return text

@@ -12,6 +12,7 @@ import math
 import sys
 from pathlib import Path
 
+from glance.files import write_json
 from glance.pocket.words import DATA
 
 
@@ -46,7 +47,7 @@ def run_train(args: argparse.Namespace) -> None:
     save_target(run.model, run.tokenizer, args.out / "target")
     begun = [asdict(stage) for stage in run.plan[: run.stage + 1]]
     summary = {"seed": run.seed, **summarise_log(args.work / "log.jsonl", begun)}
-    (args.out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_json(args.out / "training.json", summary)
 
 
 def run_train_head(args: argparse.Namespace) -> None:
@@ -71,7 +72,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
     result = evaluate(args.data / "target", sets, args.limit)
     print(json.dumps({task: row["all"] for task, row in result["eval"].items()}, indent=1))
     if args.limit is None:
-        (args.data / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.data / "evaluation.json", result)
         write_card(args.data, sum(p.numel() for p in model.parameters()))
 
 

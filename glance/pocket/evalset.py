@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from glance.files import read_lines
 from glance.pocket.render import TASKS, Page, sample
 
 EVAL_ROWS, SEEN_ROWS = 136, 48
@@ -37,7 +38,7 @@ def write_set(folder: Path, split: str, count: int, tasks: tuple[str, ...] = TAS
             page, name = sample(task, seed, split), f"{task}/{seed:04d}.png"
             page.image.save(folder / name, optimize=True)
             rows.append(json.dumps(describe_page(page, name)))
-        (folder / f"{task}.jsonl").write_text("\n".join(rows) + "\n")
+        (folder / f"{task}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def read_set(folder: Path, task: str, limit: int | None = None) -> list[dict]:
@@ -50,7 +51,7 @@ def read_set(folder: Path, task: str, limit: int | None = None) -> list[dict]:
     path = folder / f"{task}.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such task file; `glance pocket render --out {folder}` writes one")
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:limit]
+    rows = [json.loads(line) for line in read_lines(path) if line.strip()][:limit]
     for number, row in enumerate(rows, 1):
         if "answer" not in row and "objects" not in row:
             raise ValueError(f"{path}:{number}: a row to evaluate needs 'answer' or 'objects'")

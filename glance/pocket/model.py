@@ -250,9 +250,9 @@ def name_processor(folder: Path) -> None:
     import json
 
     path = folder / "preprocessor_config.json"
-    settings = json.loads(path.read_text())
+    settings = json.loads(path.read_text(encoding="utf-8"))
     settings |= {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor"}
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text()) | {"processor_class": "Qwen3VLProcessor"}
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    settings = json.loads(path.read_text(encoding="utf-8")) | {"processor_class": "Qwen3VLProcessor"}
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

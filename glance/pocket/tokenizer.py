@@ -54,7 +54,7 @@ def collect_template_words(draws: int = 400) -> list[str]:
 def write_reserved(path: Path = WORDS / "reserved.txt") -> list[str]:
     """Write the template words that no page word may equal, one a line, as they are spelt."""
     words = collect_template_words()
-    path.write_text("\n".join(words) + "\n")
+    path.write_text("\n".join(words) + "\n", encoding="utf-8")
     return words
 
 

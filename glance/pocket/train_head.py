@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from glance.files import read_json, read_lines, write_json
 from glance.paths import BUILD, DATA, POCKET
 from glance.pocket.batches import encode_prompt
 from glance.pocket.canvas import CELL
@@ -88,10 +89,10 @@ def ship_head(run: Path, folder: Path = POCKET) -> None:
     facts = {
         "settings": {name: None if value == math.inf else value for name, value in owner.items()},
         "sha256": hashlib.sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest(),
-        "log": [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()],
-        "acceptance": json.loads((run / "acceptance.json").read_text()),
+        "log": [json.loads(line) for line in read_lines(run / "log.jsonl")],
+        "acceptance": read_json(run / "acceptance.json"),
     }
-    (folder / "head.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_json(folder / "head.json", facts)
 
 
 def measure_head(folder: Path = POCKET, n: int = 135, run: Path | None = None) -> dict[str, Any]:
@@ -115,8 +116,8 @@ def measure_head(folder: Path = POCKET, n: int = 135, run: Path | None = None) -
         "pooled": table["pooled"],
     }
     path = folder / "head.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(known | {"figures": figures}, indent=1) + "\n")
+    known = read_json(path) if path.is_file() else {}
+    write_json(path, known | {"figures": figures})
     if differing:
         raise ValueError(f"{len(differing)} outputs are not the target's own: {', '.join(differing[:5])}")
     return figures

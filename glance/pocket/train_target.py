@@ -11,7 +11,6 @@ stopped and resumed takes the same steps, bit for bit, on the same machine and t
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen3VLForConditionalGeneration
 
+from glance.files import append_lines, json_line
 from glance.pocket.batches import Batch, PageStream, collate
 from glance.pocket.losses import CellHeads, Pointer
 from glance.pocket.model import BatchForward, Watch, build_config, save_target
@@ -213,10 +213,8 @@ def draw_probes(run: Run, count: int) -> dict[str, Batch]:
 
 def write_row(path: Path, row: dict) -> None:
     """Append a row to the log and print it."""
-    line = json.dumps(row)
-    with path.open("a") as log:
-        log.write(line + "\n")
-    print(line, flush=True)
+    append_lines(path, [row])
+    print(json_line(row).rstrip(), flush=True)
 
 
 def train_stage(run: Run, out: Path, *, every: int, probes: int, workers: int, until: float) -> bool:

@@ -26,7 +26,7 @@ def read_list(name: str) -> tuple[str, ...]:
     path = WORDS / f"{name}.txt"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: the pocket target's word list is missing; restore data/pocket/words")
-    return tuple(path.read_text().split())
+    return tuple(path.read_text(encoding="utf-8").split())
 
 
 @lru_cache

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from glance.files import write_json
 from glance.law import DraftabilityLaw, decile_table
 from glance.metrics import drop_warmup
-from glance.records import read_rows, write_json
+from glance.records import read_rows
 from glance.tasks import TASKS
 
 

@@ -4,8 +4,6 @@ Everything here leaves warm-up out. A tau pools rounds; an interval is a paired 
 tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). The file knows nothing of models.
 """
 
-import csv
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from glance import metrics
+from glance.files import read_csv, read_json
 from glance.metrics import Interval
 from glance.paths import KEPT, PAPER, located
 from glance.records import read_rows, unpack_round
@@ -226,7 +225,7 @@ class Results:
         return kept
 
     def _json(self, name: str) -> Any:
-        return json.loads(self._path(name).read_text(encoding="utf-8"))
+        return read_json(self._path(name))
 
     def _path(self, name: str) -> Path:
         path = self.folder / name
@@ -253,8 +252,7 @@ def _offers(rows: Sequence[Mapping[str, Any]], key: Mapping[str, Any]) -> str:
 
 def paper_rows(name: str) -> list[dict[str, str]]:
     """Read a table of data/paper/, the numbers as published; empty cells are ""."""
-    with (PAPER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(PAPER / f"{name}.csv")
 
 
 def paper_main(task: str, source: str) -> dict[str, float]:

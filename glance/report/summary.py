@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from glance.files import write_json
 from glance.metrics import acceptance_length, break_even_tau, drop_warmup, geomean, paired_bootstrap, speedup
-from glance.records import read_rows, write_json
+from glance.records import read_rows
 
 
 def pooled_tau(rows: Sequence[Mapping[str, Any]]) -> float:

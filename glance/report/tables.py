@@ -6,7 +6,6 @@ reports of its own 8B target with edition v1 or v2 (`data/paper/`). A cell that 
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from glance.files import read_csv, read_json, sha256
 from glance.paths import BENCH, FIGURES, named
-from glance.records import sha256
 from glance.report.plots import look
 from glance.report.results import Missing, Results, paper_main, paper_rows
 
@@ -171,12 +170,12 @@ def bench_table(folder: str | Path = BENCH) -> Table:
     folder = Path(folder)
     if not (files := sorted(folder.glob("*.csv"))) or not (folder / "machine.json").is_file():
         raise Missing(f"{folder} has no benchmark: run `make bench` first")
-    facts = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
+    facts = read_json(folder / "machine.json")
     columns = {key: key for key in ("section", "case", "variant", "prefix", "nodes", "ms", "ratio")}
     columns |= {"base": "over", "tau": "tau", "bound": "bound", "of_bound": "speedup / bound"}
     rows: list[dict[str, Any]] = []
     for file in files:
-        for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        for row in read_csv(file):
             shown: dict[str, Any] = {
                 key: float(row[key]) if row[key] else None for key in ("ms", "ratio", "tau", "bound")
             }

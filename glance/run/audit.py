@@ -21,7 +21,7 @@ import torch
 from transformers import DynamicCache
 
 from glance.decode import decode, greedy_generate
-from glance.records import sha256
+from glance.files import sha256
 from glance.run.experiment import Pair, Plan, decode_arm, prepare, run_provenance
 from glance.run.faults import FAULTS, KnownText
 from glance.session import Settings

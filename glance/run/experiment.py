@@ -21,10 +21,11 @@ from tqdm import tqdm
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.drafters.block import BlockDrafter
 from glance.drafters.costs import time_passes
+from glance.files import file_sha256, read_json, sha256, write_json
 from glance.head import check_pair, load_block_head
 from glance.metrics import repeated_share
 from glance.paths import named
-from glance.records import Stats, file_sha256, round_row, sha256, write_json
+from glance.records import Stats, round_row
 from glance.report.summary import pooled_tau
 from glance.run.folder import Run, provenance
 from glance.target import StreamPositions, Target
@@ -208,7 +209,7 @@ def reuse(path: str | Path, pair: Pair, plan: Plan, make: Any) -> dict[str, Any]
     path, now = Path(path), run_provenance(pair, plan)
     same = ("parameters", "versions", "device", "dtype", "attention", "data")
     if path.is_file():
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = read_json(path)
         before = report.get("provenance", {})
         if all(before.get(key) == json.loads(json.dumps(now[key], default=str)) for key in same):
             return report

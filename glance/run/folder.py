@@ -5,7 +5,6 @@ flushed per prompt, and the prompt's row is the seal: rounds without one are of 
 resume. The file knows nothing of models.
 """
 
-import json
 import os
 import platform
 import subprocess
@@ -14,8 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from glance.files import plain, read_json, write_json
 from glance.paths import ROOT
-from glance.records import SCHEMAS, plain, read_rows, row_line, write_json
+from glance.records import SCHEMAS, read_rows, row_line
 
 VERSIONED = ("torch", "transformers", "dflash", "numpy", "glance-companion")
 
@@ -33,7 +33,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "provenance.json"
         if path.exists():
-            _refuse_other(json.loads(path.read_text()), provenance, path)
+            _refuse_other(read_json(path), provenance, path)
         else:
             write_json(path, provenance)
         for name in SCHEMAS:
@@ -116,7 +116,7 @@ def _version(name: str) -> str | None:
 def _processor() -> str:
     """Name the CPU where the system tells."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

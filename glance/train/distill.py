@@ -26,6 +26,7 @@ from transformers import GenerationConfig, LogitsProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from glance.decode import stop_ids
+from glance.files import append_lines, read_lines, write_text
 from glance.target import KeptStates, StreamPositions, fuse
 from glance.vl import VisionPositions
 
@@ -55,7 +56,7 @@ class AnswerCache:
         owner = {"target": fingerprint(target), "max_new_tokens": max_new_tokens}
         if path is None:
             return
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = read_lines(path) if path.is_file() else []
         if lines and json.loads(lines[0]) != owner:
             raise ValueError(f"{path} holds answers of another run: {lines[0]}, this one is {json.dumps(owner)}")
         for line in lines[1:]:
@@ -64,15 +65,14 @@ class AnswerCache:
                 self.answers[row["prompt"]] = row["tokens"]
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = [json.dumps({"prompt": key, "tokens": tokens}) for key, tokens in self.answers.items()]
-        path.write_text("\n".join([json.dumps(owner), *rows]) + "\n")
+        write_text(path, "\n".join([json.dumps(owner), *rows]) + "\n")
 
     def add(self, keys: Sequence[str], texts: Sequence[list[int]]) -> None:
         """Keep answers, in memory and on disk."""
         self.answers |= dict(zip(keys, texts, strict=True))
         if self.path is not None:
-            with self.path.open("a") as file:
-                rows = zip(keys, texts, strict=True)
-                file.writelines(json.dumps({"prompt": key, "tokens": tokens}) + "\n" for key, tokens in rows)
+            rows = zip(keys, texts, strict=True)
+            append_lines(self.path, [{"prompt": key, "tokens": tokens} for key, tokens in rows])
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -21,6 +21,7 @@ from torch import nn
 
 from glance.decode import decode
 from glance.drafters.block import BlockDrafter
+from glance.files import append_lines, write_json
 from glance.head import block_logits, load_block_head
 from glance.records import Round
 from glance.session import Settings
@@ -177,8 +178,7 @@ def train(
             run.best = tau
             save_head(run.head, out)
         row = {"step": run.step, "seconds": round(run.seconds), "loss": sum(losses) / len(losses), "tau": tau}
-        with (out / "log.jsonl").open("a") as file:
-            file.write(json.dumps(row | {"best": run.best}) + "\n")
+        append_lines(out / "log.jsonl", [row | {"best": run.best}])
         run.save(out / "checkpoint.pt")
         left = run.seconds * (1 / run.progress - 1) / 60
         bar = ("#" * int(30 * run.progress)).ljust(30, ".")
@@ -235,7 +235,7 @@ def train_head(
     validate = lambda: tau_of(decode_rounds(head, target, held_out, tree, settings.max_new_tokens))  # noqa: E731
     train(run, examples, out, validate, report)
     result = compare_acceptance(load_block_head(out, torch.float32), target, held_out, settings, mask)
-    (out / "acceptance.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(out / "acceptance.json", result)
     if result["gap"] > 0.02:
         report(f"warning: teacher-forced and decoded acceptance part by {result['gap']:.3f} at some offset")
     return result

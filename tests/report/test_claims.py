@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import synthetic_run
 
-from glance.records import write_json
+from glance.files import write_json
 from glance.report import claims
 from glance.report.claims import CLAIMS, FAILS, HOLDS, UNMEASURED, judge, ledger
 from glance.report.results import Missing, Results, paper_rows

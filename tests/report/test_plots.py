@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import synthetic_run
 
-from glance import records
+from glance import files, records
+from glance.files import write_json
 from glance.metrics import drop_warmup
 from glance.paths import NOTEBOOKS
-from glance.records import write_json
 from glance.report import plots, tables
 from glance.report.fit import fit_law
 from glance.report.results import MADE_BY, Missing, Results
@@ -245,7 +245,7 @@ def test_written_tabulates_files(tmp_path):
     frame = tables.written(tmp_path)
     assert [name.rsplit("/")[-1] for name in frame["file"]] == ["a.csv", "b.png"]
     assert frame["rows"][0] == 2 and frame["rows"].isna()[1] and frame["bytes"].tolist() == [4, 4]
-    assert frame["sha256"][0] == records.file_sha256(tmp_path / "a.csv")[:8]
+    assert frame["sha256"][0] == files.file_sha256(tmp_path / "a.csv")[:8]
     assert len(tables.written([tmp_path / "a.csv"])) == 1
 
 

@@ -5,7 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: reproduce test lint lab bench clean
+# A processor with AVX2 alone, as most laptops have: no AVX-512 and no bfloat16 instructions.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+  NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as a, __cpu_features__ as f; print(*[x for x in a if f.get(x) and (x.startswith("AVX512") or x == "X86_V4")])')"
+
+.PHONY: reproduce test test-avx2 lint lab bench clean
 .DEFAULT_GOAL := reproduce
 
 $(READY): pyproject.toml
@@ -22,6 +26,9 @@ test: $(READY)  ## lint, then the whole suite
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/python -m pytest $(ARGS)
+
+test-avx2: $(READY)  ## the suite as on a processor with AVX2 alone
+	$(AVX2) $(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check --fix .

@@ -48,9 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     from glance import doctor
     from glance.bench import suite as bench
     from glance.pocket.cli import add_subcommands
-    from glance.train import loop as train
+    from glance.train import command
 
-    train.add_command(commands)
+    command.add_command(commands)
     doctor.add_command(commands)
     bench.add_bench(commands)
     pocket = commands.add_parser("pocket", help="render, train and evaluate the embedded target")

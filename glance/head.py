@@ -84,6 +84,11 @@ def load_block_head(
     wrong = {key: sorted(map(str, report[key]))[:3] for key in ("missing_keys", "mismatched_keys") if report.get(key)}
     if wrong:
         raise ValueError(f"{path}: weights and config differ: {json.dumps(wrong)}")
+    if strange := sorted(map(str, report.get("unexpected_keys") or ())):
+        raise ValueError(
+            f"{path}: {len(strange)} weights that {kind.__name__} does not know, {strange[0]} first: "
+            "a head of another class, or of another release of dflash"
+        )
     if head.block_size < 2:
         raise ValueError(f"{path}: block_size is {head.block_size}; a block has a root and at least one offset")
     return head.to(device).eval().requires_grad_(False)
@@ -131,6 +136,9 @@ def check_pair(head: Any, model: nn.Module) -> None:
     known = {rows, model.config.get_text_config(decoder=True).vocab_size}  # a resized table may be padded further
     if getattr(config, "vocab_size", rows) not in known:
         wrong.append(f"vocab_size {config.vocab_size} is not the target's {' or '.join(map(str, sorted(known)))}")
+    layers = getattr(config, "num_target_layers", None)
+    if layers not in (None, n_layers):
+        wrong.append(f"num_target_layers {layers} is not the target's {n_layers}")
     if config is not None and head_setting(config, "kept_state", "layer_output") != "layer_output":
         wrong.append(f"kept_state {head_setting(config, 'kept_state')!r} is not 'layer_output', the convention here")
     if wrong:

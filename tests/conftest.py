@@ -1,4 +1,7 @@
-"""What every test shares: one thread, quiet progress bars, no network, and small targets that are built once."""
+"""What every test shares: few threads, quiet progress bars, no network, and small targets that are built once.
+
+GLANCE_TEST_THREADS sets the threads of torch (default 1: the tests are many tiny passes).
+"""
 
 import os
 
@@ -13,12 +16,12 @@ settings.load_profile("glance")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """Keep to one thread: the tests are many tiny passes, and equal threads give equal sums."""
+def few_threads():
+    """Keep to one thread unless told otherwise, and keep loading quiet."""
     import torch
     from transformers.utils import logging
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("GLANCE_TEST_THREADS", "1")))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 

@@ -176,3 +176,18 @@ def test_the_marginals_are_what_the_head_says_of_the_block(qwen3, kind):
     top = logp.topk(8, -1)
     assert torch.allclose(torch.tensor(first.top_logprobs, dtype=torch.float32), top.values, atol=1e-4)
     assert first.top_ids.tolist() == top.indices.tolist()
+
+
+def test_weights_that_the_class_does_not_know_are_named(tmp_path, qwen3):
+    toys.save_head(toys.block_head(qwen3), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"selector.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 weights that DFlashDraftModel does not know, selector\.weight first"):
+        load_block_head(tmp_path, torch.float32, "cpu")
+
+
+def test_a_head_for_a_target_of_other_depth_is_refused(qwen3):
+    head = toys.block_head(qwen3)
+    head.config.num_target_layers = 9
+    with pytest.raises(ValueError, match="num_target_layers 9 is not the target's 4"):
+        check_pair(head, qwen3)

@@ -53,7 +53,7 @@ def run_train(args: argparse.Namespace) -> None:
 def run_train_head(args: argparse.Namespace) -> None:
     """Train the head in a folder, from its checkpoint where there is one; write it to `--out` and take its figures."""
     from glance.pocket.train_head import measure_head, ship_head, train_pocket_head
-    from glance.train.loop import acceptance_text
+    from glance.train.acceptance import acceptance_text
 
     print(acceptance_text(train_pocket_head(args.work, prompts=args.prompts, target=args.out / "target")))
     ship_head(args.work, args.out)

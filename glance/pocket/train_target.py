@@ -5,8 +5,9 @@ and size of each thing on 64 px strips (`losses.CellHeads`). *transcription*: st
 from the first step (`losses.Pointer`). *tasks*: the five tasks and whole pages of lines, learning rate falling to almost
 nothing. *polish*: the same once more, with four times the weight on what depends on the question. *forms*: a last, longer
 fall in which almost half of the pages are forms, whose lines and look-ups are learned last. Matrices of blocks train with
-Muon, everything else with AdamW; bfloat16 autocast; no dropout and no sampling in the loop, so a run that is
-stopped and resumed takes the same steps, bit for bit, on the same machine and thread count.
+Muon, everything else with AdamW; bfloat16 autocast where that is fast, else float32, and the checkpoint says which. No
+dropout and no sampling in the loop: a run that is stopped and resumed takes the same steps, bit for bit, on the same
+machine and thread count.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from glance.pocket.losses import CellHeads, Pointer
 from glance.pocket.model import BatchForward, Watch, build_config, save_target
 from glance.pocket.render import sample
 from glance.pocket.tokenizer import build_tokenizer
+from glance.precision import describe, training_precision
+from glance.train.muon import build_muon
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,10 @@ class Run:
     step: int = 0  # within the stage
     seconds: float = 0.0
     optimisers: list = field(default_factory=list)
+    precision: str = "auto"  # of products: "bfloat16", "float32", or what is fast here
 
     def __post_init__(self) -> None:
+        self.precision = training_precision(self.precision, "cpu")
         torch.manual_seed(self.seed)
         self.tokenizer = build_tokenizer()
         self.model = Qwen3VLForConditionalGeneration(build_config(self.tokenizer)).train()
@@ -105,12 +110,15 @@ class Run:
             {"params": [p for p in rest if p.ndim >= 2], "weight_decay": 0.02},
             {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
-        muon = {"weight_decay": 0.02, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
         return [
             torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.97), fused=True),
-            torch.optim.Muon(language, lr=1e-3, **muon),
-            torch.optim.Muon(vision, lr=1e-3, **muon),
+            build_muon(language, 1e-3, self.precision),
+            build_muon(vision, 1e-3, self.precision),
         ]
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which products are taken."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bfloat16")
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -121,6 +129,7 @@ class Run:
         """Write a checkpoint, in one move."""
         state = {
             "seed": self.seed,
+            "precision": self.precision,
             "plan": [asdict(stage) for stage in self.plan],
             "where": (self.stage, self.step, self.seconds),
             "modules": [module.state_dict() for module in (self.model, self.cells, self.pointer)],
@@ -141,6 +150,12 @@ class Run:
         begun = self.stage + (self.step > 0)
         if state["seed"] != self.seed or state["plan"][:begun] != [asdict(stage) for stage in self.plan[:begun]]:
             raise ValueError(f"{path}: a checkpoint of another run (seed or stages differ); choose another folder")
+        if state.get("precision", "bfloat16") != self.precision:
+            made = state.get("precision", "bfloat16")
+            raise ValueError(
+                f"{path}: a checkpoint made in {made}, and this machine trains in {self.precision}: "
+                f"go on where it was made, or choose another folder"
+            )
         for module, values in zip((self.model, self.cells, self.pointer), state["modules"], strict=True):
             module.load_state_dict(values)
         for optimiser, values in zip(self.optimisers, state["optimisers"], strict=True):
@@ -174,7 +189,7 @@ class Run:
         ):
             for group in optimiser.param_groups:
                 group["lr"] = rate * scale
-        with torch.autocast("cpu", torch.bfloat16):
+        with self.autocast():
             losses = self.compute_losses(batch)
         weights = {"language": 1.0, "pointer": stage.pointer_weight}
         sum(loss * weights.get(name, stage.cells_weight) for name, loss in losses.items()).backward()
@@ -190,7 +205,7 @@ class Run:
         """Measure teacher-forced accuracy on held-out pages: tokens, pointed cells, characters, things."""
         rows = {}
         for name, batch in batches.items():
-            with torch.autocast("cpu", torch.bfloat16):
+            with self.autocast():
                 watch = Watch()
                 if self.plan[self.stage].language:
                     states, cells = self.forward(batch.pixels, batch.ids, batch.start, watch)
@@ -272,6 +287,7 @@ def train_target(
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     out.mkdir(parents=True, exist_ok=True)
+    print(describe("cpu"), flush=True)
     run, until = Run(seed, plan), time.time() + max_seconds
     if (out / "checkpoint.pt").is_file():
         run.load(out / "checkpoint.pt")

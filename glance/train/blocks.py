@@ -5,7 +5,8 @@ blocks of a sequence at once: the fused states stand first, the blocks behind, a
 strictly before its anchor and its own rows, nothing else. A block's rows are `[anchor, r revealed tokens, MASK x (B-1)]`:
 mostly r = 0, as a round begins; now and then more, as when `extend_budget` reaches past a block.
 
-Conventions that decide numbers: step k draws its batch from seed and k alone; offset k weighs exp(-(k-1) / decay).
+Conventions that decide numbers: step k draws its batch from seed and k alone; offset k weighs exp(-(k-1) / decay); a
+setting of 0 means none where that has a meaning (warmup, decay, clip, minutes, patience, scout).
 
 Shapes: n sequences, A anchors, S = r + B rows of a block, T places of context, L kept layers, d width, V vocabulary.
 """
@@ -45,13 +46,13 @@ class TrainSettings:
     anchors: int = setting(8, "blocks per sequence and step")
     rate: float = setting(2e-3, "learning rate of AdamW, for norms")
     matrix_rate: float = setting(3e-3, "learning rate of Muon, for matrices")
-    warmup: int = setting(80, "steps of linear warm-up; then a cosine")
+    warmup: int = setting(80, "steps of linear warm-up, 0 for none; then a cosine")
     reveal: float = setting(0.1, "share of steps whose blocks begin with revealed tokens")
-    decay: float = setting(7.0, "offset k weighs exp(-(k-1) / decay)")
+    decay: float = setting(7.0, "offset k weighs exp(-(k-1) / decay); 0: all weigh the same")
     scout: float = setting(0.0, "weight of the scout's loss, which teaches the middle layer where to look")
-    clip: float = setting(1.0, "largest norm of the gradient")
-    bf16: bool = setting(True, "train in bfloat16 autocast, and read states in bfloat16")
-    minutes: float = setting(math.inf, "end the schedule after this long, if steps do not end it sooner")
+    clip: float = setting(1.0, "largest norm of the gradient, 0 for none")
+    precision: str = setting("auto", "of training: bfloat16, float32, or auto: bfloat16 where that is fast")
+    minutes: float = setting(math.inf, "end the schedule after this long, if steps do not end it sooner; 0: no limit")
     every: int = setting(250, "steps between validations")
     patience: int = setting(0, "stop after this many validations without a better one; 0: never")
     budget: int = setting(63, "tree nodes in validation")
@@ -59,11 +60,24 @@ class TrainSettings:
     seed: int = setting(0, "of initial weights, order and anchors")
 
     def __post_init__(self) -> None:
-        for name, least in (("block", 2), ("layers", 1), ("steps", 1), ("batch", 1), ("anchors", 1), ("every", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        counts = {"block": 2, "layers": 1, "steps": 1, "batch": 1, "anchors": 1, "every": 1, "max_new_tokens": 2}
+        counts |= {"warmup": 0, "patience": 0, "budget": 1, "seed": 0}
+        for name, least in counts.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name in ("decay", "scout", "clip", "minutes"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+        for name in ("rate", "matrix_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)!r}")
         if not 0 <= self.reveal <= 1:
-            raise ValueError(f"reveal is a share, 0 to 1, got {self.reveal}")
+            raise ValueError(f"reveal is a share, 0 to 1, got {self.reveal!r}")
+        if any(not isinstance(layer, int) or layer < 0 for layer in self.kept):
+            raise ValueError(f"kept lists layers of the target, from 0, got {list(self.kept)}")
+        if self.precision not in ("auto", "bfloat16", "float32"):
+            raise ValueError(f"precision must be auto, bfloat16 or float32, got {self.precision!r}")
 
 
 class Blocks(NamedTuple):
@@ -231,7 +245,8 @@ def block_loss(
     hook.remove()
     labelled = (blocks.labels != IGNORE).flatten(1)
     k = torch.arange(blocks.ids.shape[-1], device=hidden.device) - blocks.revealed  # 1, 2, ... on the masks
-    weights = torch.exp(-(k - 1) / settings.decay).expand_as(blocks.labels).flatten(1)[labelled]
+    decay = settings.decay or math.inf  # without a decay all offsets weigh the same
+    weights = torch.exp(-(k - 1) / decay).expand_as(blocks.labels).flatten(1)[labelled]
     logits = block_logits(head, target)(hidden[labelled]).float()
     losses = F.cross_entropy(logits, blocks.labels.flatten(1)[labelled], reduction="none")
     if scout is not None:

@@ -51,9 +51,11 @@ class Example:
 class AnswerCache:
     """The target's answers in a text file, one a line under the prompt's hash; the first line says whose they are."""
 
-    def __init__(self, path: Path | None, target: nn.Module, max_new_tokens: int):
-        self.path, self.answers = path, {}
-        owner = {"target": fingerprint(target), "max_new_tokens": max_new_tokens}
+    def __init__(self, path: Path | None, target: nn.Module, max_new_tokens: int, precision: str = "float32"):
+        self.path = path
+        self.answers: dict[str, list[int]] = {}
+        self.asked: list[str] = []  # hashes of the prompts of a build, in order
+        owner = {"target": fingerprint(target), "max_new_tokens": max_new_tokens, "precision": precision}
         if path is None:
             return
         lines = read_lines(path) if path.is_file() else []
@@ -91,6 +93,11 @@ def prompt_key(inputs: Inputs) -> str:
         if isinstance(inputs[name], torch.Tensor):
             digest.update(name.encode() + inputs[name].contiguous().view(-1).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def keys_hash(keys: Sequence[str]) -> str:
+    """Return one hash of many prompts' hashes, in order."""
+    return hashlib.blake2b("".join(keys).encode(), digest_size=12).hexdigest()
 
 
 def stack_inputs(prompts: Sequence[Inputs], ids: Sequence[torch.Tensor], pad: int, *, left: bool) -> dict[str, Any]:
@@ -199,6 +206,7 @@ def build_examples(
     for begin in range(0, len(prompts), 4 * batch):
         encoded = {i: prompts[i] for i in range(begin, min(begin + 4 * batch, len(prompts)))}
         keys = {i: prompt_key(prompt) for i, prompt in encoded.items()}
+        cache.asked += keys.values()
         for group in _groups([i for i in encoded if keys[i] not in cache.answers], encoded, {}, batch):
             texts, states = answer(target, [encoded[i] for i in group], max_new_tokens, layer_ids)
             cache.add([keys[i] for i in group], texts)

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import toys
 
 import glance
 from glance.target import StreamPositions, Target
+from glance.train import command
 from glance.train import loop as training
 from glance.train.blocks import (
     IGNORE,
@@ -20,12 +23,13 @@ from glance.train.blocks import (
     run_blocks,
     spread_layers,
 )
+from glance.train.command import split_tasks
 from glance.train.distill import AnswerCache, Example, answer, build_examples, plain_attention, read_states
-from glance.train.loop import HeadRun, split_tasks, train_head
+from glance.train.loop import HeadRun, train_head
 from glance.tree import make_tree
 
 SMALL = TrainSettings(
-    block=6, layers=2, kept=(0, 2), steps=12, batch=4, anchors=4, every=6, bf16=False, max_new_tokens=24
+    block=6, layers=2, kept=(0, 2), steps=12, batch=4, anchors=4, every=6, precision="float32", max_new_tokens=24
 )
 
 
@@ -186,7 +190,7 @@ def write_text_task(folder, rows: int):
 @pytest.fixture
 def parser():
     parser = argparse.ArgumentParser()
-    training.add_command(parser.add_subparsers())
+    command.add_command(parser.add_subparsers())
     return parser
 
 
@@ -210,7 +214,7 @@ def test_the_command_trains_a_head_for_a_text_target_that_decodes_exactly(qwen3,
 def test_teacher_forced_acceptance_is_the_decoders(qwen3, examples):
     """A head that overfits accepts long chains; the pass over the finished text says the same, offset by offset."""
     settings = TrainSettings(
-        block=6, layers=2, kept=(0, 2), steps=60, batch=10, anchors=12, warmup=5, bf16=False, budget=7
+        block=6, layers=2, kept=(0, 2), steps=60, batch=10, anchors=12, warmup=5, precision="float32", budget=7
     )
     run = HeadRun(new_head(qwen3, settings, toys.MASK), qwen3, settings, toys.MASK, {})
     [run.advance(examples) for _ in range(60)]
@@ -222,7 +226,7 @@ def test_teacher_forced_acceptance_is_the_decoders(qwen3, examples):
 def test_what_does_not_fit_is_refused_in_one_line(qwen3, tmp_path):
     with pytest.raises(ValueError, match="outside the target's layers"):
         new_head(qwen3, TrainSettings(kept=(1, 9)), toys.MASK)
-    with pytest.raises(ValueError, match="block must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="block must be a whole number of at least 2, got 1"):
         TrainSettings(block=1)
     with pytest.raises(ValueError, match="no task files"):
         split_tasks(tmp_path, 2)
@@ -250,3 +254,88 @@ def test_layers_and_mask_token_are_chosen_by_the_target(qwen3, qwen3_vl):
 
 def _float(example: Example) -> Example:
     return Example(example.ids, example.start, example.states.float())
+
+
+LEAST = {
+    "block": 2, "layers": 1, "steps": 1, "batch": 1, "anchors": 1, "every": 1, "max_new_tokens": 2, "warmup": 0,
+    "patience": 0, "budget": 1, "seed": 0, "decay": 0, "scout": 0, "clip": 0, "minutes": 0, "reveal": 0,
+}  # fmt: skip
+
+
+def test_every_setting_has_a_least_value_or_names_its_choices():
+    names = {item.name for item in fields(TrainSettings)}
+    assert names == {*LEAST, "rate", "matrix_rate", "kept", "precision"}
+
+
+@pytest.mark.parametrize("name", [*LEAST, "rate", "matrix_rate"])
+def test_settings_below_what_makes_sense_are_refused_by_name(name):
+    TrainSettings(**{name: LEAST.get(name, 1e-6)})
+    for wrong in (LEAST.get(name, 1) - 1, float("nan")):
+        with pytest.raises(ValueError, match=f"^{name} "):
+            TrainSettings(**{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("kept", (-1,)), ("precision", "float16"), ("reveal", 1.5), ("steps", 2.5)]
+)
+def test_settings_of_another_kind_are_refused_by_name(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} "):
+        TrainSettings(**{name: wrong})
+
+
+def test_nought_means_none_for_warmup_decay_clip_and_minutes(qwen3, examples):
+    settings = TrainSettings(
+        block=6,
+        layers=1,
+        kept=(0,),
+        steps=3,
+        batch=4,
+        anchors=2,
+        warmup=0,
+        decay=0,
+        clip=0,
+        minutes=0,
+        precision="float32",
+    )
+    few = [Example(e.ids, e.start, e.states[:, :32]) for e in examples]
+    run = HeadRun(new_head(qwen3, settings, toys.MASK), qwen3, settings, toys.MASK, {})
+    losses = [run.advance(few) for _ in range(3)]
+    assert all(map(math.isfinite, losses)) and run.progress == 1
+
+
+def test_held_out_answers_of_one_token_leave_the_loss_to_judge(qwen3, tmp_path, monkeypatch):
+    for module in ("loop", "acceptance"):
+        none = lambda *args: [(torch.zeros(4, dtype=torch.long), [])]  # noqa: E731
+        monkeypatch.setattr(f"glance.train.{module}.decode_rounds", none)
+    said = []
+    result = train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, SMALL, report=said.append)
+    assert math.isnan(result["tau_chain"]) and result["rounds"] == 0
+    assert any("no whole round in the held-out answers" in line for line in said)
+    assert (tmp_path / "model.safetensors").is_file()
+    for name in ("acceptance.json", "log.jsonl"):
+        assert "NaN" not in (tmp_path / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("changed", ["prompts", "held out"])
+def test_other_data_of_equal_count_is_another_run(changed, qwen3, tmp_path):
+    train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, SMALL, report=lambda line: None)
+    others = [{"input_ids": toys.text_prompt(7, seed=90 + i)} for i in range(6)]
+    prompts, held_out = (others, text_prompts(2)) if changed == "prompts" else (text_prompts(6), others[:2])
+    with pytest.raises(ValueError, match=r"other prompts|held_out .* there"):
+        train_head(qwen3, None, prompts, held_out, tmp_path, SMALL, report=lambda line: None)
+
+
+def test_the_precision_of_a_run_is_recorded_and_another_is_another_run(qwen3, tmp_path, monkeypatch):
+    settings = replace(SMALL, precision="auto")
+    for choice in ("float32", "bfloat16"):
+        monkeypatch.setattr(
+            training, "training_precision", lambda asked, device, c=choice: c if asked == "auto" else asked
+        )
+        if choice == "float32":
+            result = train_head(
+                qwen3, None, text_prompts(6), text_prompts(2), tmp_path, settings, report=lambda line: None
+            )
+            assert result["precision"] == "float32"
+            continue
+        with pytest.raises(ValueError, match="precision 'float32' there, 'bfloat16' here"):
+            train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, settings, report=lambda line: None)

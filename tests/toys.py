@@ -277,7 +277,8 @@ def block_head(
         max_position_embeddings=1024,
         initializer_range=0.3,
     )
-    config.num_target_layers, config.block_size = LAYERS, block
+    config.num_target_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    config.block_size = block
     config.dflash_config = drafting | changes
     torch.manual_seed(seed)
     head = (DFlash2DraftModel if second else DFlashDraftModel)(config)

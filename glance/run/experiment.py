@@ -29,7 +29,7 @@ from glance.records import Stats, round_row
 from glance.report.summary import pooled_tau
 from glance.run.folder import Run, provenance
 from glance.target import StreamPositions, Target
-from glance.tasks import Prompt, encode, load_tasks, task_names
+from glance.tasks import Prompt, check_prompts, encode, load_tasks, task_names
 from glance.tree import build_budget_tree
 from glance.vl import VisionPositions, load_target
 
@@ -156,6 +156,7 @@ def decode_tasks(
         ValueError: a bad task file (before any decoding), or a folder that holds another run.
     """
     prompts = plan.prompts()
+    check_prompts(pair.processor, prompts)
     run = Run(folder, run_provenance(pair, plan))
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:

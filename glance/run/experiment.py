@@ -31,7 +31,7 @@ from glance.run.folder import Run, provenance
 from glance.target import StreamPositions, Target
 from glance.tasks import Prompt, check_prompts, encode, load_tasks, task_names
 from glance.tree import build_budget_tree
-from glance.vl import VisionPositions, load_target
+from glance.vl import VisionPositions, check_unpadded, load_target
 
 ARMS = ("ar", "chain", "tree")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -121,6 +121,7 @@ def load_pair(
 def prepare(pair: Pair, prompt: Prompt, plan: Plan) -> tuple[torch.Tensor, Any]:
     """Encode a prompt for the pair's target: ids `(1, P)` on its device, and the position adapter for its images."""
     inputs = encode(pair.processor, prompt, max_pixels=plan.max_pixels, template=plan.template)
+    check_unpadded(inputs)
     sees = any(name.startswith("pixel_values") for name in inputs)
     positions = VisionPositions.from_inputs(inputs) if sees else StreamPositions()
     return inputs["input_ids"].to(pair.device), positions

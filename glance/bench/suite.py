@@ -32,7 +32,8 @@ from glance.decode import chain_generate, generate, greedy_generate
 from glance.files import write_json
 from glance.paths import BENCH, POCKET
 from glance.run.folder import provenance
-from glance.target import StreamPositions, Target, decoder_of
+from glance.states import decoder_of
+from glance.target import StreamPositions, Target
 from glance.tree import ancestor_matrix, build_budget_tree, tree_mask
 
 COLUMNS = ("section", "case", "variant", "prefix", "nodes", "ms", "base", "ratio", "tau", "bound", "repeats")
@@ -173,10 +174,10 @@ def bench_attention(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any
         with Target(model, StreamPositions(), (1, 2), room=prefix + 128) as target:
             target.prefill(prompt)
             model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            groups = target._grouped.groups
+            groups = target.verify_pass.groups
 
             def ours(grouped: int, target=target) -> None:
-                target._grouped.groups = target._masks._groups = grouped
+                target.verify_pass.fold(grouped)
                 target.verify(7, tree)
                 target.cache.truncate(target.length)
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from glance.head import block_embedding, block_logits, check_pair
-from glance.target import decoder_layers, decoder_of
+from glance.states import decoder_layers, decoder_of
 from glance.train.distill import Example
 
 IGNORE = -100

@@ -27,7 +27,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from glance.decode import stop_ids
 from glance.files import append_lines, read_lines, write_text
-from glance.target import KeptStates, StreamPositions, fuse
+from glance.states import KeptStates, fuse
+from glance.target import StreamPositions
 from glance.vl import VisionPositions
 
 TOKEN_SHAPED = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")

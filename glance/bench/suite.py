@@ -16,7 +16,6 @@ The first three run on random ids through the pocket pair. The file knows nothin
 """
 
 import argparse
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
@@ -24,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers import DynamicCache
 
@@ -69,13 +69,11 @@ def bench(
         if not rows:
             say(f"{name:10s} left out: no pocket target and head in {POCKET}")
             continue
-        with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                row = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
-                writer.writerow({"section": name, "repeats": repeats} | row)
-                say(name.ljust(10), *(f"{key}={value}" for key, value in row.items()))
+        frame = pd.DataFrame(rows, columns=COLUMNS).assign(section=name, repeats=repeats)
+        frame.to_csv(out / f"{name}.csv", index=False, float_format="%.4g", lineterminator="\n", encoding="utf-8")
+        for row in rows:
+            told = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
+            say(name.ljust(10), *(f"{key}={value}" for key, value in told.items()))
     write_json(out / "machine.json", facts)
 
 

@@ -36,7 +36,10 @@ def read_picture(path: str | Path, max_pixels: int | None = None) -> Any:
     size = upright.width * upright.height
     if max_pixels and size > max_pixels:
         scale = (max_pixels / size) ** 0.5
-        upright = upright.resize((max(1, int(upright.width * scale)), max(1, int(upright.height * scale))))
+        width = max(1, int(upright.width * scale))
+        height = max(1, int(upright.height * scale))
+        # Rounding down a strip's shorter side must not make it longer than processors take.
+        upright = upright.resize((min(width, MAX_ASPECT * height), min(height, MAX_ASPECT * width)))
     return upright
 
 

@@ -248,9 +248,9 @@ def _image_only_processor(model_id_or_folder: str | Path) -> Any:
     name = name.removesuffix("Pil").removesuffix("Fast") + "Pil"
     pillow = getattr(transformers, name, None)
     stock = getattr(transformers, PROCESSOR_MAPPING_NAMES.get(model_type, ""), None)
-    if pillow is None or stock is None:
+    if not _usable(pillow) or not _usable(stock):
         raise ValueError(
-            f"{model_id_or_folder}: images of a {model_type} target need torchvision (no {name} in "
+            f"{model_id_or_folder}: images of a {model_type} target need torchvision (no {name} without it in "
             f"transformers {transformers.__version__}); install it, or encode the prompt yourself"
         )
     settings, _ = stock.get_processor_dict(model_id_or_folder)
@@ -264,6 +264,11 @@ def _image_only_processor(model_id_or_folder: str | Path) -> Any:
     )
     log.info("processor: image-only %s over %s (torchvision is not installed)", stock.__name__, name)
     return processor
+
+
+def _usable(kind: Any) -> bool:
+    """Say whether transformers has a class here: one whose packages are missing is there as a dummy that raises."""
+    return kind is not None and not getattr(kind, "is_dummy", False)
 
 
 def image_only(stock: type) -> type:

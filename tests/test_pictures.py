@@ -5,8 +5,11 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
+from glance.paths import POCKET
 from glance.pictures import MAX_ASPECT, check_picture, png_bytes, read_picture
 
 
@@ -159,6 +162,21 @@ def test_a_picture_past_pillows_limit_and_a_strip_are_refused_in_one_line(tmp_pa
     Image.new("RGB", (3000, 10)).save(tmp_path / "strip.png")
     with pytest.raises(ValueError, match=f"3000 x 10, more than {MAX_ASPECT} times"):
         check_picture(tmp_path / "strip.png")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 10), st.integers(1, MAX_ASPECT), st.integers(1, 3000), st.booleans())
+def test_scaling_leaves_no_strip_that_a_processor_refuses(short, aspect, max_pixels, lies):
+    size = (short * aspect, short) if lies else (short, short * aspect)
+    buffer = io.BytesIO()
+    Image.new("L", size).save(buffer, "PNG")
+    read = read_picture(buffer, max_pixels)
+    assert max(read.size) <= MAX_ASPECT * min(read.size)
+
+
+def test_shipped_pages_reach_the_target_bit_for_bit_as_pillow_reads_them():
+    for page in sorted((POCKET / "eval").rglob("*.png"))[::50]:
+        assert np.array_equal(np.asarray(read_picture(page)), np.asarray(Image.open(page).convert("RGB")))
 
 
 def test_a_check_sees_that_a_file_has_changed(tmp_path):

@@ -178,6 +178,17 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, qwen3_vl):
         load_target(tmp_path, device="cpu")
 
 
+@pytest.mark.skipif(transformers.utils.is_torchvision_available(), reason="torchvision is there: nothing is missing")
+@pytest.mark.parametrize("name", ["SmolVLMImageProcessor", "Idefics3ImageProcessor"])
+def test_a_class_that_needs_torchvision_is_refused_in_one_line(tmp_path, qwen3_vl, name):
+    """transformers puts a dummy in such a class's place, which raises ImportError when it is used."""
+    toys.save_target(qwen3_vl, tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_processor_type": name}))
+    with pytest.raises(ValueError, match=rf"need torchvision \(no {name}Pil without it"):
+        load_processor(tmp_path)
+
+
 def test_a_padded_prompt_is_refused(qwen3_vl):
     prompt = toys.vision_prompt(qwen3_vl)
     mask = torch.ones_like(prompt.ids)

@@ -111,6 +111,14 @@ def test_every_mode_of_pillow_becomes_the_same_picture(mode):
     assert shown[0, 0] > 250 and shown[3, 3] < 5
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I;16N"])
+def test_grey_of_16_bits_is_scaled_in_every_byte_order(mode):
+    image = Image.new(mode, (2, 1))
+    image.putpixel((1, 0), 65535)
+    shown = Image.open(io.BytesIO(png_bytes(image)))
+    assert [shown.getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
+
+
 FORMATS = {"png": {}, "jpeg": {}, "bmp": {}, "gif": {}, "tiff": {}, "webp": {"lossless": True}}
 
 

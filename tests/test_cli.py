@@ -78,8 +78,11 @@ def test_main_table_then_fit_law(made, tmp_path, capsys):
     ]
     command += ["--n", "3", "--max-new", "16", "--chain", "--tasks", "docvqa", "--run-folder", str(tmp_path / "run")]
     assert cli.main([*command, "--out", str(tmp_path / "table.json")]) == 0
-    assert cli.main(command) == 2, "an existing run is not mixed with by accident"
-    assert cli.main([*command, "--resume"]) == 0
+    rows = (tmp_path / "run" / "prompts.jsonl").read_bytes()
+    for again in (command, [*command, "--resume"]):
+        assert cli.main(again) == 0, "the same command resumes"
+        assert (tmp_path / "run" / "prompts.jsonl").read_bytes() == rows
+    assert cli.main([*command, "--budget", "7"]) == 2, "another run is not mixed with by accident"
     assert {row["arm"] for row in json.loads((tmp_path / "table.json").read_text())["rows"]} == {"ar", "chain", "tree"}
     code = cli.main(
         ["fit-law", str(tmp_path / "run" / "rounds.jsonl"), "--cap", "5", "--out", str(tmp_path / "law.json")]

@@ -96,7 +96,7 @@ def one_line(error: BaseException) -> str:
 
 
 def write_traceback(error: BaseException, command: str) -> Path | None:
-    """Write a traceback under `build/`, or in the system's temporary folder where that cannot be written; None in neither."""
+    """Write a traceback under `build/`, or in the temporary folder where that cannot be written; None in neither."""
     text = "".join(traceback.format_exception(error))
     for folder in (BUILD, Path(tempfile.gettempdir())):
         path = folder / f"glance-{command}-error.txt"

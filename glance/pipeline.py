@@ -7,8 +7,8 @@ names the valid ones. Executed copies and their HTML go to `build/<run>/`; the s
 import ast
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread

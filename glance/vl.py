@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from glance.head import default_device, default_dtype, quiet_loading
+from glance.head import as_device, check_checkpoint, default_dtype, loading, quiet_loading
 from glance.target import StreamPositions, placeholder_id
 
 log = logging.getLogger(__name__)
@@ -198,23 +198,24 @@ def load_target(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    path = Path(model_id_or_folder)
-    if path.exists() and not (path / "config.json").is_file():
-        raise ValueError(f"{path} has no config.json: it is not a transformers checkpoint")
+    check_checkpoint(model_id_or_folder, "target")
     quiet_loading()
-    config = AutoConfig.from_pretrained(model_id_or_folder)
+    device = as_device(device)
+    with loading(model_id_or_folder):
+        config = AutoConfig.from_pretrained(model_id_or_folder)
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    device = torch.device(device) if device is not None else default_device()
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    target = kind.from_pretrained(
-        model_id_or_folder,
-        dtype=dtype or default_dtype(device),
-        attn_implementation=attn_implementation,
-        device_map=device_map,
-    )
+    with loading(model_id_or_folder):
+        target = kind.from_pretrained(
+            model_id_or_folder,
+            dtype=dtype or default_dtype(device),
+            attn_implementation=attn_implementation,
+            device_map=device_map,
+        )
+        processor = load_processor(model_id_or_folder, vision=sees)
     if device_map is None:
         target = target.to(device)
-    return target.eval().requires_grad_(False), load_processor(model_id_or_folder, vision=sees)
+    return target.eval().requires_grad_(False), processor
 
 
 def load_processor(model_id_or_folder: str | Path, *, vision: bool = True) -> Any:

@@ -57,7 +57,7 @@ def add_command(commands: Any) -> None:
         else:
             many = {"nargs": "+", "type": int} if item.default == () else {"type": type(item.default)}
             parser.add_argument(flag, default=item.default, help=says, **many)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, resumes=True)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -16,12 +16,13 @@ What it does not know: whether outputs were equal. The audit says so, and no spe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 REQUIRED = ("device", "dtype")  # on every timed row; these and the rest must agree on all rows that meet
+LOOP_SHARE = 0.5  # an answer loops where this share of its token 4-grams, or more, occurred earlier in it
 SETTINGS = (*REQUIRED, "torch", "transformers", "attn_implementation", "threads", "timing")
 
 
@@ -160,12 +161,13 @@ def _listed(rows: Iterable[Mapping], *keys: str) -> list[Mapping]:
     return rows
 
 
-def repeated_share(text: str, n: int = 4) -> float:
-    """Return the share of a text's word n-grams that occurred earlier in it: 0 for none.
+def repeated_share(tokens: Sequence[int], n: int = 4) -> float:
+    """Return the share of an answer's token n-grams that occurred earlier in it: 0 for none.
 
-    >>> repeated_share("a b c a b c", n=2)
+    Tokens and not words, so that a loop without spaces is seen.
+
+    >>> repeated_share([1, 2, 3, 1, 2, 3], n=2)
     0.4
     """
-    words = text.split()
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

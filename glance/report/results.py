@@ -15,10 +15,11 @@ from glance import metrics
 from glance.files import read_csv, read_json
 from glance.metrics import Interval
 from glance.paths import KEPT, PAPER, located
-from glance.records import read_rows, unpack_round
+from glance.records import read_prompts, read_rounds, unpack_round
 from glance.tasks import TASKS
 
 STEPS = ("draft", "tree", "verify", "commit")  # of a round, as rounds.jsonl books them
+READERS = {"prompts.jsonl": read_prompts, "rounds.jsonl": read_rounds}
 MADE_BY = {
     "provenance.json": "01-decode",
     "prompts.jsonl": "01-decode",
@@ -176,12 +177,12 @@ class Results:
             Missing: no such answer, or a run that kept no trees; says what there is.
         """
         key = {"task": task, "prompt": prompt, "arm": arm}
-        rows = read_rows(self._path("prompts.jsonl"))
+        rows = read_prompts(self._path("prompts.jsonl"))
         if not (found := [row for row in rows if key.items() <= row.items()]):
             raise Missing(f"{self.folder} has no answer of {_said(key)}; it has {_offers(rows, key)}")
         if arm == "ar":
             raise Missing("arm ar is plain decoding, which has no rounds: choose another arm")
-        rounds = [row for row in read_rows(self._path("rounds.jsonl")) if key.items() <= row.items()]
+        rounds = [row for row in read_rounds(self._path("rounds.jsonl")) if key.items() <= row.items()]
         if not all(row.get("tree") for row in rounds):
             raise Missing(f"{self.folder} kept no trees: decode it again, under another name, with trees=True")
         return found[-1], [unpack_round(row) for row in sorted(rounds, key=lambda row: row["round"])]
@@ -219,7 +220,7 @@ class Results:
         return np.array(cells, float), np.array([row["task"] for row in rows])
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        rows = read_rows(self._path(name))
+        rows = READERS[name](self._path(name))
         if not (kept := metrics.drop_warmup(rows)):
             raise Missing(f"{self.folder / name} has {len(rows)} rows and none after the warm-up: decode more prompts")
         return kept

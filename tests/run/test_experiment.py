@@ -54,7 +54,7 @@ def test_every_arm_on_every_prompt_equals_ar(made, pair, tmp_path):
     rounds = read_rows(tmp_path / "run" / "rounds.jsonl")
     for row in rows:
         mine = [r for r in rounds if (r["arm"], r["task"], r["prompt"]) == (row["arm"], row["task"], row["prompt"])]
-        assert sum(r["tau"] for r in mine) == (row["n_tokens"] - 1 if row["arm"] != "ar" else 0)
+        assert sum(r["committed"] for r in mine) == (row["n_tokens"] - 1 if row["arm"] != "ar" else 0)
         assert all(len(r["tree"]["tokens"]) == r["tree_size"] for r in mine)
     table = main_table(tmp_path / "run")
     assert [row["tau"] for row in table["rows"] if row["arm"] == "ar"] == [1.0, 1.0]

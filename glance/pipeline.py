@@ -149,6 +149,7 @@ def summary(run: str) -> str:
     """Sum up a finished run in a few lines: tau and speedup per task, the audit's verdict, the law's slopes."""
     from glance.report import claims
     from glance.report.results import Results
+    from glance.report.summary import shown
 
     folder = RUNS / run
     table, audit, law = (_read(folder / f"{name}.json") for name in ("main_table", "audit", "law"))
@@ -157,11 +158,11 @@ def summary(run: str) -> str:
         if row["arm"] != "ar":
             word = "speedup" if row["speedup"] >= 1 else "SLOWDOWN"
             lines.append(
-                f"  {row['task']:8s} {row['arm']:6s} tau {row['tau']:5.2f}  {word} {row['speedup']:.2f} "
+                f"  {row['task']:8s} {row['arm']:6s} tau {shown(row['tau']):>5s}  {word} {row['speedup']:.2f} "
                 f"[{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]  identical {row['identical']}/{row['n']}"
             )
     for row in table["pooled"]:
-        lines.append(f"  {'all':8s} {row['arm']:6s} tau {row['tau']:5.2f}  speedup {row['speedup']:.2f}")
+        lines.append(f"  {'all':8s} {row['arm']:6s} tau {shown(row['tau']):>5s}  speedup {row['speedup']:.2f}")
     lines.append(f"audit: {audit['verdict']} ({audit['dtype']}, {audit['n_prompts']} prompts)")
     slopes = (
         f"{task} {'no fit' if fit['b1'] is None else format(fit['b1'], '.2f')}" for task, fit in law["laws"].items()

@@ -26,8 +26,8 @@ from glance.drafters import Drafter
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.block import BlockDrafter
 from glance.records import Round, Stats
-from glance.session import Choice, Clock, Entropies, Settings, Stream, fetch
-from glance.target import Positions, StreamPositions, Target, check_verifiable
+from glance.session import Choice, Clock, Entropies, Settings, Stream, ended, fetch, generation_rules
+from glance.target import Positions, StreamPositions, Target, check_decodable, check_verifiable
 from glance.tree import ROOT, CandidateTree
 
 WithStats = tuple[Tensor, Stats]  # what `return_stats=True` returns
@@ -135,61 +135,69 @@ def decode(
     Raises:
         ValueError: as `generate`.
     """
-    input_ids = _checked_prompt(input_ids, model)
-    end = input_ids.shape[1] + settings.max_new_tokens
-    room = end + drafter.max_nodes + 1
-    check_verifiable(model, room=room, chain=drafter.chain)
+    with ended(settings.streamer):
+        input_ids = _checked_prompt(input_ids, model)
+        end = input_ids.shape[1] + settings.max_new_tokens
+        room = end + drafter.max_nodes + 1
+        check_decodable(model, end)
+        check_verifiable(model, room=room, chain=drafter.chain)
+        static = static_pass(model, drafter.layer_ids, drafter.max_nodes + 1) if settings.compile else None
+        positions = positions or StreamPositions()
+        with Target(model, positions, drafter.layer_ids, room=room, end=end, static=static) as target:
+            return _run_rounds(drafter, target, input_ids, settings)
+
+
+def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: Settings) -> tuple[Tensor, Stats]:
+    """Prefill, then rounds until the text ends: the loop."""
     choose = Choice(settings)
     entropies = Entropies(settings)
     stats = Stats(timing=settings.timing)
     listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
-    static = static_pass(model, drafter.layer_ids, drafter.max_nodes + 1) if settings.compile else None
-    with Target(model, positions or StreamPositions(), drafter.layer_ids, room=room, end=end, static=static) as target:
-        clock = Clock(target.device)
-        drafter.begin(target, clock.lap)
-        clock.open("legacy")
-        logits, fused = target.prefill(input_ids)
-        (root,) = choose(logits)
-        stream = Stream(input_ids, root, stop_ids(model, settings.stop_token_ids), settings)
-        clock.open("decode_only")
-        while not stream.finish:
-            clock.start_round()
-            draft = drafter.draft(root, fused)  # 1 draft
-            clock.lap("draft")
-            if not stats.rounds:
-                clock.open("decode_only")
-            tree = drafter.grow(draft)  # 2 tree
-            clock.lap("tree")
-            logits = target.verify(root, tree)  # 3 verify
-            choices = choose(logits)
-            clock.lap("verify")
-            path, bonus = walk(tree, choices)  # 4 walk
-            commit = stream.commit([tree.columns.tokens[node] for node in path], bonus)
-            path = path[: commit.accepted]
-            fused = target.keep(path)  # 5 commit
-            clock.lap("commit")
-            report = Round(
-                index=len(stats.rounds),
-                start=target.length - commit.accepted - 1,
-                root=root,
-                tree=tree,
-                accepted=commit.accepted,
-                path=path,
-                bonus=commit.bonus,
-                committed=commit.tokens,
-                choices=choices,
-                entropy=nan,
-                truncated=commit.truncated,
-                ms=clock.laps,
-                top_ids=draft.top_ids,
-                top_logprobs=draft.top_logprobs,
-            )
-            stats.rounds.append(report)
-            entropies.add(report, logits)
-            for listener in listeners:
-                listener(report)
-            root = commit.tokens[-1]
-        entropies.fill()
+    clock = Clock(target.device)
+    drafter.begin(target, clock.lap)
+    clock.open("legacy")
+    logits, fused = target.prefill(input_ids)
+    (root,) = choose(logits)
+    stream = Stream(input_ids, root, stop_ids(target.model, settings.stop_token_ids), settings)
+    clock.open("decode_only")
+    while not stream.finish:
+        clock.start_round()
+        draft = drafter.draft(root, fused)  # 1 draft
+        clock.lap("draft")
+        if not stats.rounds:
+            clock.open("decode_only")
+        tree = drafter.grow(draft)  # 2 tree
+        clock.lap("tree")
+        logits = target.verify(root, tree)  # 3 verify
+        choices = choose(logits)
+        clock.lap("verify")
+        path, bonus = walk(tree, choices)  # 4 walk
+        commit = stream.commit([tree.columns.tokens[node] for node in path], bonus)
+        path = path[: commit.accepted]
+        fused = target.keep(path)  # 5 commit
+        clock.lap("commit")
+        report = Round(
+            index=len(stats.rounds),
+            start=target.length - commit.accepted - 1,
+            root=root,
+            tree=tree,
+            accepted=commit.accepted,
+            path=path,
+            bonus=commit.bonus,
+            committed=commit.tokens,
+            choices=choices,
+            entropy=nan,
+            truncated=commit.truncated,
+            ms=clock.laps,
+            top_ids=draft.top_ids,
+            top_logprobs=draft.top_logprobs,
+        )
+        stats.rounds.append(report)
+        entropies.add(report, logits)
+        for listener in listeners:
+            listener(report)
+        root = commit.tokens[-1]
+    entropies.fill()
     stats.seconds = clock.close()
     stats.n_rounds = len(stats.rounds)
     stats.n_tokens = len(stream.tokens)
@@ -239,24 +247,31 @@ def greedy_generate(
     settings = Settings(max_new_tokens, **settings)
     if settings.temperature:
         raise ValueError(f"the oracle is greedy: temperature must be 0, got {settings.temperature}")
-    input_ids = _checked_prompt(input_ids, target)
-    stops = stop_ids(target, settings.stop_token_ids)
-    cache = DynamicCache(config=target.config)
+    with ended(settings.streamer):
+        input_ids = _checked_prompt(input_ids, target)
+        check_decodable(target, input_ids.shape[1] + max_new_tokens)
+        ids, stats = _run_greedy(target, input_ids, positions or StreamPositions(), settings)
+    return (ids, stats) if return_stats else ids
+
+
+def _run_greedy(model: nn.Module, input_ids: Tensor, positions: Positions, settings: Settings) -> tuple[Tensor, Stats]:
+    """Prefill, then a pass per token."""
+    stops = stop_ids(model, settings.stop_token_ids)
+    cache = DynamicCache(config=model.config)
     clock = Clock(input_ids.device)
     clock.open("legacy")
-    inputs = (positions or StreamPositions()).prefill_inputs(target, input_ids)
-    logits = target(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
+    inputs = positions.prefill_inputs(model, input_ids)
+    logits = model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
     stream = Stream(input_ids, _argmax(logits), stops, settings)
     clock.open("decode_only")
     position = inputs["position_ids"].amax(-1, keepdim=True).max() * torch.ones_like(inputs["position_ids"][..., :1])
     while not stream.finish:
         position = position + 1  # on every axis, one past the furthest so far
         step = torch.tensor([stream.tokens[-1:]], device=input_ids.device)
-        logits = target(step, position_ids=position, past_key_values=cache, use_cache=True).logits
+        logits = model(step, position_ids=position, past_key_values=cache, use_cache=True).logits
         stream.commit([], _argmax(logits))
     n = len(stream.tokens)
-    stats = Stats(n, stream.finish, [], n - 1, settings.timing, clock.close())
-    return (stream.ids(), stats) if return_stats else stream.ids()
+    return stream.ids(), Stats(n, stream.finish, [], n - 1, settings.timing, clock.close())
 
 
 def _argmax(logits: Tensor) -> int:
@@ -290,12 +305,9 @@ def _checked_prompt(input_ids: Any, model: nn.Module) -> Tensor:
     rows = model.get_input_embeddings().weight.shape[0]
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= rows:
         raise ValueError(f"input_ids must lie in 0..{rows - 1}, got {int(input_ids.min())}..{int(input_ids.max())}")
-    defaults = getattr(model, "generation_config", None)
-    for name, neutral in (("repetition_penalty", 1.0), ("no_repeat_ngram_size", 0)):
-        value = getattr(defaults, name, None)
-        if value is not None and value != neutral:
-            warnings.warn(
-                f"the target's generation_config has {name}={value}; greedy here is the plain argmax, without it",
-                stacklevel=3,
-            )
+    for name, value in generation_rules(model).items():
+        warnings.warn(
+            f"the target's generation_config has {name}={value}; greedy here is the plain argmax, without it",
+            stacklevel=3,
+        )
     return input_ids.to(model.get_input_embeddings().weight.device)

@@ -11,7 +11,8 @@ Conventions that decide numbers:
 The file knows nothing of models, heads or caches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
@@ -22,6 +23,34 @@ import torch
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from glance.records import TIMINGS, Round
+
+COLDEST = 1e-30  # temperature; below it, logits of some thousands overflow float32
+HOTTEST = 1e30
+NEUTRAL = {  # fields of a generation_config that change a greedy choice, and the value at which they do not
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "guidance_scale": 1.0,
+    "sequence_bias": None,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "watermarking_config": None,
+}
+
+
+def generation_rules(model: Any) -> dict[str, Any]:
+    """Return the rules of a target's `generation_config` that change a greedy choice, by name: decoding here has none."""
+    config = getattr(model, "generation_config", None)
+    found = {name: getattr(config, name, None) for name in NEUTRAL}
+    return {name: value for name, value in found.items() if value not in (None, [], (), {}, NEUTRAL[name])}
 
 
 @dataclass(frozen=True)
@@ -56,8 +85,11 @@ class Settings:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.timing not in TIMINGS:
             raise ValueError(f"timing must be one of {', '.join(TIMINGS)}, got {self.timing!r}")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
+            raise ValueError(
+                f"temperature must be 0 (greedy) or lie in {COLDEST:g} to {HOTTEST:g}, where logits can be scaled in "
+                f"float32; got {self.temperature}"
+            )
         if not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ValueError(
                 f"top_p must be in (0, 1] and top_k at least 0, got top_p={self.top_p}, top_k={self.top_k}"
@@ -178,6 +210,16 @@ class Entropies:
         self._waiting.clear()
 
 
+@contextmanager
+def ended(streamer: Any) -> Iterator[None]:
+    """Tell a streamer that nothing more comes, also where a decode raises: a reader may be waiting."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
 class Commit(NamedTuple):
     """What a round added to the text, after the cut at a stop token or at the limit."""
 
@@ -213,8 +255,6 @@ class Stream:
             self.finish = "length"
         if self._streamer is not None:
             self._streamer.put(torch.tensor(tokens))
-            if self.finish:
-                self._streamer.end()
         truncated = len(tokens) <= len(path)
         return Commit(tokens, min(len(path), len(tokens)), None if truncated else bonus, truncated)
 

@@ -154,6 +154,41 @@ def _n_alike(model: nn.Module) -> int:
     return len(layers) if len(homes) == 1 and len(set(types or [None])) == 1 else 0
 
 
+def check_decodable(model: nn.Module, end: int) -> None:
+    """Refuse, by name and before any forward, a target whose text here would differ from transformers' `generate`.
+
+    Args:
+        end: the most tokens that prompt and text can have.
+    """
+    config = model.config.get_text_config(decoder=True)
+    name = type(model).__name__
+    if getattr(config, "cross_attention_layers", None):
+        raise ValueError(
+            f"{name} has cross-attention layers, which keep an image's keys in the cache beside the text's: "
+            "use a target whose images stand in the stream"
+        )
+    for kind, longest in _ropes_by_length(config):
+        if end > longest:
+            raise ValueError(
+                f"{name} has {kind} rope, whose frequencies change past {longest} tokens, and this decode may reach "
+                f"{end}: stay within {longest}, or use a target with another rope"
+            )
+
+
+def _ropes_by_length(config: Any) -> list[tuple[str, int]]:
+    """List the ropes of a text config whose frequencies change with length: type, and the length up to which they do not."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = list(ropes.values()) if all(isinstance(rope, dict) for rope in ropes.values()) else [ropes]
+    found = []
+    for rope in kinds:
+        kind = rope.get("rope_type")
+        if kind in ("dynamic", "longrope"):
+            original = rope.get("original_max_position_embeddings") if kind == "longrope" else None
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            found.append((kind, int(original or config.max_position_embeddings)))
+    return found
+
+
 def check_verifiable(model: nn.Module, *, room: int, chain: bool = False) -> None:
     """Refuse, by name and before any forward, a target whose block pass would differ from its steps.
 

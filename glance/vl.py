@@ -54,7 +54,12 @@ class VisionPositions:
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any]) -> "VisionPositions":
-        """Take what a processor returned, whatever its family names it."""
+        """Take what a processor returned, whatever its family names it.
+
+        Raises:
+            ValueError: a padded prompt, whose padding would be decoded as text.
+        """
+        check_unpadded(inputs)
         known = ("pixel_values", "image_grid_thw", "mm_token_type_ids", "input_ids", "attention_mask")
         return cls(
             inputs.get("pixel_values"),
@@ -78,18 +83,25 @@ class VisionPositions:
             inputs.pop(
                 "token_type_ids", None
             )  # Gemma 3 sees an image's tokens all at once by it; others make it by habit
-        base = getattr(model, "model", model)
+        base = rope_owner(model)
         grids = {name: inputs[name] for _, name, _ in KINDS.values() if name in inputs}
-        if not hasattr(base, "get_rope_index") or not grids:
-            if inputs:
-                return {"position_ids": torch.arange(input_ids.shape[1], device=input_ids.device)[None], **inputs}
-            return StreamPositions().prefill_inputs(model, input_ids)
+        if base is None or not grids:
+            if not inputs:
+                return StreamPositions().prefill_inputs(model, input_ids)
+            if base is None and "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+                inputs["mm_token_type_ids"] = self._token_types(model, input_ids)  # Gemma 4's as Gemma 3's above
+            return {"position_ids": torch.arange(input_ids.shape[1], device=input_ids.device)[None], **inputs}
+        known = {**grids, "input_ids": input_ids, "mm_token_type_ids": self._token_types(model, input_ids)}
+        known |= {name: inputs[name] for name in ("second_per_grid_ts", "use_audio_in_video") if name in inputs}
+        if "video_second_per_grid" in inputs:  # the name that Qwen-Omni's processors give it
+            known["second_per_grids"] = inputs["video_second_per_grid"]
+        if "feature_attention_mask" in inputs:  # of sound, in Qwen-Omni's thinkers
+            known["audio_seqlens"] = inputs["feature_attention_mask"].sum(-1)
         accepted = inspect.signature(base.get_rope_index).parameters
-        timing = {name: inputs[name] for name in ("second_per_grid_ts",) if name in inputs and name in accepted}
-        position_ids, _ = base.get_rope_index(
-            input_ids=input_ids, mm_token_type_ids=self._token_types(model, input_ids), **grids, **timing
-        )
-        return {"position_ids": position_ids.to(input_ids.device), **inputs}
+        if "mm_token_type_ids" not in accepted:  # Qwen-Omni's reads the ids themselves, through a mask
+            known["attention_mask"] = torch.ones_like(input_ids)
+        position_ids, _ = base.get_rope_index(**{name: value for name, value in known.items() if name in accepted})
+        return {"position_ids": position_ids.to(input_ids.device, torch.long), **inputs}
 
     def _token_types(self, model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
         """Return `(1, P)` 0 text, 1 image, 2 video: as given, and by the placeholder ids where nothing is given."""
@@ -116,17 +128,48 @@ class VisionPositions:
                     f"{told} and {0 if given is None else len(given)} rows of {pixels}: "
                     "both or neither must be there (did the processor see the image and the chat template?)"
                 )
-            if given is not None and grids is None and hasattr(getattr(model, "model", model), "get_rope_index"):
+            if given is not None and grids is None and rope_owner(model) is not None:
                 raise ValueError(f"{pixels} came without {grid}, which this family needs to place its {kind} tokens")
             if grids is None or given is None:
                 continue
-            vision = getattr(model.config, "vision_config", None)
-            merge = int(getattr(vision, "spatial_merge_size", 1)) ** 2
             patches = int(torch.as_tensor(grids).prod(-1).sum())
             if patches != len(given):
                 raise ValueError(f"{grid} names {patches} patches, {pixels} has {len(given)} rows")
-            if patches // merge != tokens:
-                raise ValueError(f"{told}, {grid} asks for {patches // merge}")
+            if (wanted := count_tokens(model, grids)) != tokens:
+                raise ValueError(f"{told}, {grid} asks for {wanted}")
+
+
+def rope_owner(model: nn.Module) -> Any:
+    """Return what computes a prompt's M-RoPE positions: the inner model, or the model itself (Qwen-Omni's thinkers)."""
+    for owner in (getattr(model, "model", None), model):
+        if hasattr(owner, "get_rope_index"):
+            return owner
+    return None
+
+
+def count_tokens(model: nn.Module, grids: torch.Tensor) -> int:
+    """Return the number of tokens that grids `(n, 3)` of patches take in the stream, as the family's processor counts."""
+    vision = getattr(model.config, "vision_config", None)
+    merge = int(getattr(vision, "spatial_merge_size", 1))
+    grids = torch.as_tensor(grids)
+    if model.config.model_type == "hunyuan_vl":  # a newline token ends each row, and two tokens stand around a picture
+        rows = grids[:, 1] // merge
+        columns = grids[:, 2] // merge
+        return int((grids[:, 0] * rows * (columns + 1) + 2).sum())
+    return int(grids.prod(-1).sum()) // merge**2
+
+
+def check_unpadded(inputs: Mapping[str, Any]) -> None:
+    """Refuse a prompt with padding: rounds have no use for it, and it would be read as text.
+
+    Raises:
+        ValueError: zeros in `attention_mask`; says how many.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is not None and (zeros := int((torch.as_tensor(mask) == 0).sum())):
+        raise ValueError(
+            f"the prompt has {zeros} padding tokens (zeros in attention_mask): encode one prompt without padding"
+        )
 
 
 def load_target(

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from glance.files import sha256, write_json
+from glance.files import read_json, sha256, write_json
 from glance.metrics import LOOP_SHARE, repeated_share
-from glance.records import pack_tree, round_row
+from glance.records import answer_key, pack_tree, read_rows, round_row
 from glance.report.summary import main_table
 from glance.run.folder import Run, provenance
 from glance.tasks import TASKS
@@ -141,6 +141,17 @@ def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
     tree = [None] * budget
     facts = {"entropy": entropy, "accepted": min(accepted, kept), "committed": [0] * kept, "tree": tree, "ms": ms}
     return SimpleNamespace(index=index, truncated=kept < accepted + 1, extended=False, **facts)
+
+
+def rewrite_rounds(folder, rows):
+    """Replace a run's rounds, and seal its answers anew as if these had been written."""
+    prompts = read_rows(folder / "prompts.jsonl")
+    record = read_json(folder / "provenance.json")
+    for name in ("prompts.jsonl", "rounds.jsonl"):
+        (folder / name).unlink()
+    with Run(folder, record) as run:
+        for prompt in prompts:
+            run.add(prompt, [row for row in rows if answer_key(row) == answer_key(prompt)])
 
 
 def packed_round(seed=0):

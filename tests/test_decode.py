@@ -320,3 +320,41 @@ def test_the_model_is_left_as_it_was(qwen3, stream):
         run(toys.OracleHead(stream, B), qwen3, on_round=lambda r: (_ for _ in ()).throw(RuntimeError("stop here")))
     assert hooks == [len(module._forward_hooks) for module in qwen3.modules()]
     assert all(torch.equal(before[name], value) for name, value in qwen3.state_dict().items())
+
+
+@pytest.mark.parametrize("arm", ["tree", "chain", "ar"])
+@pytest.mark.parametrize("fault", ["before", "in the prefill", "in a round"])
+def test_a_streamer_is_told_of_the_end_also_where_a_decode_raises(arm, fault, qwen3, stream, monkeypatch):
+    """A reader of a streamer in another thread would wait for ever otherwise."""
+
+    class Ends:
+        ended = 0
+
+        def put(self, value):
+            pass
+
+        def end(self):
+            self.ended += 1
+
+    streamer = Ends()
+    settings = {"streamer": streamer, "stop_token_ids": ()}
+    prompt = PROMPT if fault != "before" else torch.full_like(PROMPT, 10**6)
+    passes = [0]
+    whole = qwen3.forward
+
+    def failing(*args, **kwargs):
+        passes[0] += 1
+        if passes[0] > {"in the prefill": 0, "in a round": 2}.get(fault, 99):
+            raise ValueError("no power")
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(qwen3, "forward", failing)
+    head = toys.OracleHead(stream, B, mixed(7))
+    decoders = {
+        "tree": lambda: glance.generate(head, qwen3, prompt, N, **settings),
+        "chain": lambda: glance.chain_generate(head, qwen3, prompt, N, **settings),
+        "ar": lambda: glance.greedy_generate(qwen3, prompt, N, **settings),
+    }
+    with pytest.raises(ValueError):
+        decoders[arm]()
+    assert streamer.ended == 1

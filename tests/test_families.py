@@ -3,6 +3,7 @@
 import pytest
 import torch
 import toys
+import transformers
 
 import glance
 from glance.decode import decode
@@ -11,7 +12,7 @@ from glance.vl import VisionPositions
 
 N = 24
 B = 6
-FAMILIES = (*toys.MROPE_FAMILIES, *toys.PLAIN_FAMILIES)
+FAMILIES = (*toys.MROPE_FAMILIES, *toys.OUTER_FAMILIES, *toys.PLAIN_FAMILIES)
 LAYOUTS = {
     "one": {"grids": [(2, 3)]},
     "square": {"grids": [(3, 3)]},
@@ -145,3 +146,73 @@ def test_video_is_exact(family):
         return
     ids = glance.greedy_generate(model, prompt.ids, N, positions=by_hand, stop_token_ids=())
     assert ids[0, prompt.ids.shape[1] :].tolist() == found["greedy"]
+
+
+def test_layers_that_share_keys_and_values_are_exact():
+    model = toys.vision_target("gemma4", num_kv_shared_layers=2)
+    for prompt in (toys.vision_prompt(model), toys.vision_prompt(model, [])):
+        found = dict(texts(model, prompt))
+        assert found == dict.fromkeys(found, found["greedy"])
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_tokens_of_one_picture_see_each_other(family):
+    """The greedy text depends on it, and follows generate's with it."""
+    model = toys.vision_target(family)
+    prompt = toys.vision_prompt(model, [(2, 2), (2, 2)], seed=3)
+    logits = []
+    for typed in (True, False):
+        inputs = prompt.positions.prefill_inputs(model, prompt.ids)
+        if not typed:
+            inputs = {name: value for name, value in inputs.items() if "token_type_ids" not in name}
+        with torch.inference_mode():
+            logits.append(model(prompt.ids, **inputs).logits)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+    with torch.inference_mode():
+        theirs = model(prompt.ids, attention_mask=torch.ones_like(prompt.ids), **prompt.inputs).logits
+    torch.testing.assert_close(logits[0], theirs)
+
+
+def mllama():
+    """A tiny Llama 3.2 Vision: images enter through cross-attention layers."""
+    text = {**toys.TEXT, "cross_attention_layers": [1], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+    vision = {"hidden_size": 16, "num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 2, "image_size": 32}
+    vision |= {"intermediate_size": 16, "vision_output_dim": 32, "patch_size": 8, "intermediate_layers_indices": [0]}
+    config = transformers.MllamaConfig(text_config=text, vision_config=vision, image_token_index=toys.IMAGE)
+    return transformers.MllamaForConditionalGeneration(config).eval()
+
+
+def rope(kind, **more):
+    return {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **more}
+
+
+LONG = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 40}
+
+
+@pytest.mark.parametrize("call", ["oracle", "tree", "chain"])
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (mllama, "cross-attention layers"),
+        (
+            lambda: toys.text_target("llama", max_position_embeddings=40, rope_parameters=rope("dynamic")),
+            "dynamic rope",
+        ),
+        (lambda: toys.text_target("llama", rope_parameters=rope("longrope", **LONG)), "longrope rope"),
+    ],
+    ids=["mllama", "dynamic", "longrope"],
+)
+def test_what_generate_does_otherwise_is_refused_before_any_forward(model, told, call):
+    model = model()
+    head = toys.OracleHead([0] * 60, B)
+    decoders = {
+        "oracle": lambda n: glance.greedy_generate(model, toys.text_prompt(20), n, stop_token_ids=()),
+        "tree": lambda n: glance.generate(head, model, toys.text_prompt(20), n, stop_token_ids=()),
+        "chain": lambda n: glance.chain_generate(head, model, toys.text_prompt(20), n, stop_token_ids=()),
+    }
+    with toys.forwards(model) as passes, pytest.raises(ValueError, match=told):
+        decoders[call](21)
+    assert not passes
+    if told != "cross-attention layers":  # within the original length it is harmless
+        assert decoders[call](20)[0, 20:].tolist() == toys.reference(model, toys.text_prompt(20), 20)

@@ -175,3 +175,12 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, qwen3_vl):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=r"torchvision.*HouseMadeImageProcessorPil"):
         load_target(tmp_path, device="cpu")
+
+
+def test_a_padded_prompt_is_refused(qwen3_vl):
+    prompt = toys.vision_prompt(qwen3_vl)
+    mask = torch.ones_like(prompt.ids)
+    VisionPositions.from_inputs({**prompt.inputs, "attention_mask": mask})
+    mask[0, :2] = 0
+    with pytest.raises(ValueError, match="2 padding tokens"):
+        VisionPositions.from_inputs({**prompt.inputs, "attention_mask": mask})

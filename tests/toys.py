@@ -169,17 +169,71 @@ def vision_config(family: str, **changes: Any) -> Any:
         settings |= {"mm_tokens_per_image": 4, "tie_word_embeddings": False}
         text = TEXT | {"head_dim": 8, "sliding_window": 512, "tie_word_embeddings": False} | changes
         return transformers.Gemma3Config(text_config=text, vision_config=vision, **settings)
+    if family == "gemma4":
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision |= {"num_key_value_heads": 4, "head_dim": 8, "patch_size": 8, "pooling_kernel_size": 2}
+        vision |= {"position_embedding_size": 64}
+        text = {name: value for name, value in TEXT.items() if not name.endswith("token_id")} | {"pad_token_id": 0}
+        text |= {"head_dim": 8, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        text |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+        text |= {"use_bidirectional_attention": "vision"} | changes
+        places = PLACES | {"audio_token_id": 270, "boa_token_id": 268, "eoa_token_index": 269}
+        places |= {"boi_token_id": VISION_START, "eoi_token_id": VISION_END}
+        return transformers.Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=True, **places)
+    if family == "hunyuan_vl":
+        vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision |= {"patch_size": 8, "out_hidden_size": WIDTH, "text_hidden_size": WIDTH, "max_image_size": 64}
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}
+        text = TEXT | {"head_dim": 8, "rope_parameters": rope, "tie_word_embeddings": False} | changes
+        edges = {"im_start_id": VISION_START, "im_end_id": VISION_END, "im_newline_id": 264}
+        settings = {"image_token_id": IMAGE, "tie_word_embeddings": False} | edges
+        return transformers.HunYuanVLConfig(text_config=text, vision_config=vision, **settings)
+    if family in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"):
+        return _omni_config(family, changes)
     raise KeyError(family)
 
 
+def _omni_config(family: str, changes: dict[str, Any]) -> Any:
+    """Return the configuration of a Qwen-Omni thinker."""
+    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16}
+    audio |= {"output_dim": WIDTH}
+    text = TEXT | {"rope_parameters": dict(MROPE)} | changes
+    edges = EDGES | {"audio_start_token_id": 268, "audio_end_token_id": 269}
+    if family == "qwen2_5_omni_thinker":
+        vision = {"patch_size": 8, "depth": 2, "num_heads": 4, "hidden_size": 32, "out_hidden_size": WIDTH}
+        vision |= {"intermediate_size": 32, "window_size": 32, "fullatt_block_indexes": [1], "initializer_range": 0.25}
+        places = {"image_token_index": IMAGE, "video_token_index": VIDEO, "audio_token_index": 270}
+        return transformers.Qwen2_5OmniThinkerConfig(
+            text_config=text, vision_config=vision, audio_config=audio, **places, **edges
+        )
+    experts = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 32, "num_heads": 4, "out_hidden_size": WIDTH}
+    vision |= {"patch_size": 8, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+    return transformers.Qwen3OmniMoeThinkerConfig(
+        text_config=text | experts, vision_config=vision, audio_config=audio, **PLACES, audio_token_id=270, **edges
+    )
+
+
 MROPE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm_ocr", "paddleocr_vl")
-PLAIN_FAMILIES = ("llava", "idefics3", "gemma3")
+OUTER_FAMILIES = (
+    "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker",
+    "hunyuan_vl",
+)  # rope indices elsewhere, other counts
+PLAIN_FAMILIES = ("llava", "idefics3", "gemma3", "gemma4")
 
 
 def vision_target(family: str = "qwen3_vl", *, seed: int = 0, attention: str = "sdpa", **changes: Any) -> nn.Module:
     """Build a tiny random vision-language target of a family."""
     config = vision_config(family, **changes)
     torch.manual_seed(seed)
+    thinkers = {
+        "qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration",
+        "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerForConditionalGeneration",
+    }
+    if family in thinkers:
+        config._attn_implementation = attention
+        return _frozen(getattr(transformers, thinkers[family])(config).float())
     return _frozen(
         transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention, dtype=torch.float32)
     )
@@ -223,15 +277,21 @@ def vision_prompt(
     family, vision = model.config.model_type, getattr(model.config, "vision_config", None)
     text = lambda n: torch.randint(256, (n,), generator=rng).tolist()  # noqa: E731
     ids = text(3)
-    per_image = {"llava": 16, "idefics3": 4, "gemma3": 4}.get(family)
+    per_image = {"llava": 16, "idefics3": 4, "gemma3": 4, "gemma4": 4}.get(family)
     for height, width in grids:
-        ids += [VISION_START] + [IMAGE] * (per_image or height * width) + [VISION_END] + (text(2) if apart else [])
+        tokens = height * (width + 1) + 2 if family == "hunyuan_vl" else height * width
+        ids += [VISION_START] + [IMAGE] * (per_image or tokens) + [VISION_END] + (text(2) if apart else [])
     ids = torch.tensor([ids + text(4)])
     inputs: dict[str, Any] = {}
     delta = 0
     if grids and per_image:
         shape = (1, len(grids), 3, 32, 32) if family == "idefics3" else (len(grids), 3, 32, 32)
         inputs["pixel_values"] = torch.randn(shape, generator=rng)
+        if family == "gemma4":  # patches in rows, and where they stand
+            inputs["pixel_values"] = torch.rand(len(grids), 16, 3 * 8 * 8, generator=rng)
+            places = torch.cartesian_prod(torch.arange(4), torch.arange(4)).flip(-1)
+            inputs["image_position_ids"] = places.expand(len(grids), -1, -1).contiguous()
+            inputs["mm_token_type_ids"] = (ids == IMAGE).long()
         if family == "gemma3":  # by these an image's tokens see each other in the prefill
             inputs["token_type_ids"] = (ids == IMAGE).long()
     elif grids:
@@ -241,17 +301,20 @@ def vision_prompt(
         if family == "paddleocr_vl":
             inputs["pixel_values"] = torch.randn(n, 3, 8, 8, generator=rng)
         else:
-            inputs["pixel_values"] = torch.randn(n, 3 * 2 * 8 * 8, generator=rng)
-        inputs["mm_token_type_ids"] = (ids == IMAGE).long()
-        delta = -sum(h * w - max(h, w) for h, w in grids)
+            frames = 1 if family == "hunyuan_vl" else 2
+            inputs["pixel_values"] = torch.randn(n, 3 * frames * 8 * 8, generator=rng)
+        if not family.endswith("thinker"):
+            inputs["mm_token_type_ids"] = (ids == IMAGE).long()
+        delta = 0 if family == "hunyuan_vl" else -sum(h * w - max(h, w) for h, w in grids)
     return Prompt(ids, VisionPositions.from_inputs(inputs) if grids else None, inputs, delta)
 
 
 def reference(model: nn.Module, ids: torch.Tensor, n: int, **inputs: Any) -> list[int]:
     """Return the new tokens of transformers' own `generate(do_sample=False)`, with an attention mask of ones."""
     ones = torch.ones_like(ids)
-    if hasattr(model, "model") and hasattr(model.model, "rope_deltas"):
-        model.model.rope_deltas = None  # state that leaks from the prompt before
+    for owner in (model, getattr(model, "model", None)):
+        if hasattr(owner, "rope_deltas"):
+            owner.rope_deltas = None  # state that leaks from the prompt before
     out = model.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=n, **inputs)
     return out[0, ids.shape[1] :].tolist()
 
@@ -277,7 +340,8 @@ def block_head(
         max_position_embeddings=1024,
         initializer_range=0.3,
     )
-    config.num_target_layers, config.block_size = LAYERS, block
+    config.num_target_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    config.block_size = block
     config.dflash_config = drafting | changes
     torch.manual_seed(seed)
     head = (DFlash2DraftModel if second else DFlashDraftModel)(config)

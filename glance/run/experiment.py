@@ -30,9 +30,9 @@ from glance.report.summary import pooled_tau, shown
 from glance.run.fingerprint import files_sha256, processor_sha256, weights_sha256
 from glance.run.folder import Run, differences, provenance
 from glance.target import StreamPositions, Target
-from glance.tasks import Prompt, encode, load_tasks, task_names
+from glance.tasks import Prompt, check_prompts, encode, load_tasks, task_names
 from glance.tree import build_budget_tree
-from glance.vl import VisionPositions, load_target
+from glance.vl import VisionPositions, check_unpadded, load_target
 
 ARMS = ("ar", "chain", "tree")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -150,6 +150,7 @@ def load_pair(
 def prepare(pair: Pair, prompt: Prompt, plan: Plan) -> tuple[torch.Tensor, Any]:
     """Encode a prompt for the pair's target: ids `(1, P)` on its device, and the position adapter for its images."""
     inputs = encode(pair.processor, prompt, max_pixels=plan.max_pixels, template=plan.template)
+    check_unpadded(inputs)
     sees = any(name.startswith("pixel_values") for name in inputs)
     positions = VisionPositions.from_inputs(inputs) if sees else StreamPositions()
     return inputs["input_ids"].to(pair.device), positions
@@ -186,6 +187,7 @@ def decode_tasks(
             writes to.
     """
     prompts = plan.prompts()
+    check_prompts(pair.processor, prompts)
     BlockDrafter(pair.head, plan.budget, plan.branch_k, plan.extend_budget)  # refuses a head that is none
     check_pair(pair.head, pair.target)
     by_task: dict[str, list[Prompt]] = {}
@@ -256,7 +258,9 @@ def run_provenance(pair: Pair, plan: Plan, prompts: Sequence[Prompt] | None = No
     gpu = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else None
     images: dict[str, list[Path]] = {}
     for prompt in plan.prompts() if prompts is None else prompts:
-        images.setdefault(prompt.task, []).extend(prompt.images)
+        video = prompt.video or ()
+        frames = video if isinstance(video, tuple) else (video,)
+        images.setdefault(prompt.task, []).extend((*prompt.images, *frames))
     return provenance(
         asdict(plan) | {"data": named(data), **pair.names},
         device=pair.device.type,

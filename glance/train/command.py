@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from glance.tasks import Prompt, encode, read_task, task_names
+from glance.tasks import Prompt, check_prompts, encode, read_task, task_names
 from glance.train.acceptance import acceptance_text
 from glance.train.blocks import TrainSettings
 from glance.train.distill import Inputs
@@ -63,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = TrainSettings(**given | {"kept": tuple(given["kept"])})
     train_prompts, valid = split_tasks(arguments.data, arguments.held_out)
     target, processor = load_target(arguments.target)
+    check_prompts(processor, [*train_prompts, *valid])
     train_set, valid_set = (EncodedPrompts(processor, prompts) for prompts in (train_prompts, valid))
     tokenizer = getattr(processor, "tokenizer", processor)
     result = train_head(target, tokenizer, train_set, valid_set, arguments.out, settings, answers=arguments.answers)

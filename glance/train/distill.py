@@ -104,16 +104,16 @@ def stack_inputs(prompts: Sequence[Inputs], ids: Sequence[torch.Tensor], pad: in
     """Batch prompts whose ids are `ids` (perhaps with text behind): padded ids and mask `(n, T)`, pixels end to end."""
     length = max(map(len, ids))
     batch = {"input_ids": torch.full((len(ids), length), pad), "attention_mask": torch.zeros(len(ids), length).long()}
-    typed = "mm_token_type_ids" in prompts[0]
-    if typed:
-        batch["mm_token_type_ids"] = torch.zeros(len(ids), length).long()
+    typed = [name for name in ("mm_token_type_ids", "token_type_ids") if name in prompts[0]]
+    for name in typed:
+        batch[name] = torch.zeros(len(ids), length).long()
     for row, (prompt, own) in enumerate(zip(prompts, ids, strict=True)):
         at = length - len(own) if left else 0
         batch["input_ids"][row, at : at + len(own)] = own
         batch["attention_mask"][row, at : at + len(own)] = 1
-        if typed:
-            types = prompt["mm_token_type_ids"].view(-1)
-            batch["mm_token_type_ids"][row, at : at + len(types)] = types
+        for name in typed:
+            types = prompt[name].view(-1)
+            batch[name][row, at : at + len(types)] = types
     for name, value in prompts[0].items():
         if name not in TOKEN_SHAPED and isinstance(value, torch.Tensor):
             batch[name] = torch.cat([prompt[name] for prompt in prompts])
@@ -133,16 +133,13 @@ def answer(
     ids = [prompt["input_ids"].view(-1) for prompt in prompts]
     greedy = GenerationConfig(
         do_sample=False,
-        num_beams=1,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
         max_new_tokens=max_new_tokens,
         eos_token_id=sorted(stops) or None,
         pad_token_id=pad,
     )
     batch = _on_device(stack_inputs(prompts, ids, pad, left=True), target)
     length = batch["input_ids"].shape[1]
-    with KeptStates(target, layer_ids) as kept:
+    with KeptStates(target, layer_ids) as kept, _without_rules(target):
         steps = _Steps(kept)
         out = target.generate(**batch, generation_config=greedy, logits_processor=[steps])[:, length:].tolist()
     ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in out]
@@ -152,6 +149,17 @@ def answer(
     states = torch.cat(steps.states, 1)  # (n, length + steps - 1, L * d)
     rows = zip(states, ids, ends, strict=True)
     return texts, [row[length - len(own) : length + end - 1].clone() for row, own, end in rows]
+
+
+@contextmanager
+def _without_rules(target: nn.Module) -> Iterator[None]:
+    """Take the target's own rules of generation away while entered: `generate` falls back on them for what is not given."""
+    own = target.generation_config
+    target.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        target.generation_config = own
 
 
 class _Steps(LogitsProcessor):

@@ -6,7 +6,6 @@ nothing of models.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from glance.pictures import data_url
 from glance.tree import ROOT
 from glance.view.drawing import Scene, place, scene_of, svg, tree_svg, visible
 from glance.view.frame import HINT, ID, KEYS, LIT, STEP, TREE, View, count_nodes, make_view, note, round_fact
@@ -151,9 +151,7 @@ def _html(item: Any) -> str:
     if hasattr(item, "_repr_html_"):
         return item._repr_html_()
     if isinstance(item, Path):
-        kind = {".jpg": "jpeg", ".svg": "svg+xml"}.get(item.suffix.lower(), item.suffix.lower()[1:])
-        data = base64.b64encode(item.read_bytes()).decode()
-        return f'<div><img alt="{escape(item.stem)}" src="data:image/{kind};base64,{data}"/></div>'
+        return f'<div><img alt="{escape(item.stem)}" src="{data_url(item)}"/></div>'
     text = visible(str(item), keep=" \n")
     return f'<p class="text">{escape(text, False)}</p>'
 

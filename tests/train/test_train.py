@@ -10,7 +10,7 @@ import torch
 import toys
 
 import glance
-from glance.target import StreamPositions, Target
+from glance.target import KeptStates, StreamPositions, Target, fuse
 from glance.train import command
 from glance.train import loop as training
 from glance.train.blocks import (
@@ -55,6 +55,26 @@ def greedy_texts(model, prompts):
     return [
         toys.reference(model, p["input_ids"], 12, **{k: v for k, v in p.items() if k != "input_ids"}) for p in prompts
     ]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_tokens_of_a_picture_see_each_other_in_training_too(family):
+    """Families whose masks follow token types: answers and states of a batch are decoding's."""
+    model = toys.vision_target(family)
+    prompts = vision_prompts(model, 4)
+    texts, answered = answer(model, prompts, 5, (0, 2))
+    for i, prompt in enumerate(prompts):
+        positions = glance.VisionPositions.from_inputs(prompt)
+        alone = glance.greedy_generate(model, prompt["input_ids"], 5, positions=positions)[0]
+        assert texts[i] == alone[prompt["input_ids"].shape[1] :].tolist()
+        inputs = positions.prefill_inputs(model, prompt["input_ids"])
+        with torch.inference_mode(), KeptStates(model, (0, 2)) as kept:
+            model(input_ids=prompt["input_ids"], use_cache=False, **inputs)
+            states = fuse(kept.take())[0]
+        torch.testing.assert_close(answered[i][: len(states)], states, rtol=1e-4, atol=1e-4)
+    ids = [torch.cat([p["input_ids"][0], torch.tensor(text)]) for p, text in zip(prompts, texts, strict=True)]
+    for read, told in zip(read_states(model, (0, 2), prompts, ids), answered, strict=True):
+        torch.testing.assert_close(read[:-1], told, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["text", "vision"])

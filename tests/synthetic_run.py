@@ -144,7 +144,8 @@ def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
 
 
 def rewrite_rounds(folder, rows):
-    """Replace a run's rounds, and seal its answers anew as if these had been written."""
+    """Replace a run's rounds, of doubled ones the last, and seal its answers anew as if these had been written."""
+    rows = {(*answer_key(row), row["round"]): row for row in rows}.values()
     prompts = read_rows(folder / "prompts.jsonl")
     record = read_json(folder / "provenance.json")
     for name in ("prompts.jsonl", "rounds.jsonl"):

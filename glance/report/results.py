@@ -271,4 +271,4 @@ def _interval(ours: np.ndarray, base: np.ndarray, statistic: Any, strata: np.nda
     if len(ours) < 2:
         value = float(statistic(ours, base))
         return Interval(value, value, value)
-    return metrics.paired_bootstrap(ours, base, statistic, strata=strata, n_boot=1000)
+    return metrics.paired_bootstrap(ours, base, statistic, strata=strata)

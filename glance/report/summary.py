@@ -123,6 +123,8 @@ def table_text(table: Mapping[str, Any]) -> str:
     ]
     for row in [*table["rows"], *({"task": "all", **pooled} for pooled in table["pooled"])]:
         mark = "  SLOWDOWN" if row["speedup"] < 1 else ""
+        if row.get("looped"):
+            mark += f"  {row['looped']} of {row['n']} LOOP"
         lines.append(
             f"{row['task']:9s} {row['arm']:8s} {row['n']:4d} {shown(row['tau']):>6s} {row['ms_per_token']:9.2f} "
             f"{row['speedup']:7.2f}x  [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]    "

@@ -7,8 +7,8 @@ for a whole decode whose prefix columns are zero already; a round rewrites the c
 
 Conventions that decide numbers:
 
-- The fold is asked for by the mask's shape: `(1, G, q, k)` instead of `(1, 1, q, k)`. Everything else goes to the stock
-  function: a prefill, a mask of another shape, dropout, a position bias, a soft-cap, attention sinks.
+- A mask with G in dimension 1, `(1, G, q, k)` instead of `(1, 1, q, k)`, selects the folding. Everything else goes to the
+  stock function: a prefill, a mask of another shape, dropout, a position bias, a soft-cap, attention sinks.
 - It is in force inside `with grouped:` alone, and the target's own setting stands again after it.
 
 The file knows nothing of rounds, tokens or heads that draft.
@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from glance.tree import CandidateTree, tree_mask
 
-NAME = "glance_grouped"
+GROUPED = "glance_grouped"  # its name among transformers' attention functions
 ROOM = 16  # columns and rows of the mask come in multiples of this, which keeps rows aligned for the kernels of a GPU
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "output_attentions")  # what a plain softmax of scores cannot say
 
@@ -67,8 +67,8 @@ def grouped_attention(
     return output.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, grouped_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
 class GroupedAttention:
@@ -85,13 +85,13 @@ class GroupedAttention:
         sizes = {module.num_key_value_groups for module in layers}
         configs = {id(module.config): module.config for module in layers if hasattr(module, "config")}.values()
         looks_up = getattr(type(decoder), "_can_set_attn_implementation", lambda: False)()
-        stock = all(config._attn_implementation == "sdpa" for config in configs)
+        stock = all(config._attn_implementation in ("sdpa", GROUPED) for config in configs)
         self.groups = sizes.pop() if len(sizes) == 1 and configs and looks_up and stock else 1
         self._settings = list(map(vars, configs)) if self.groups > 1 else []
 
     def __enter__(self) -> "GroupedAttention":
         for settings in self._settings:  # past a config's own setter, which is slow: this runs twice a round
-            settings["_attn_implementation_internal"] = NAME
+            settings["_attn_implementation_internal"] = GROUPED
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -104,7 +104,10 @@ class MaskBuffer:
 
     def __init__(self, groups: int, dtype: torch.dtype, device: torch.device, room: int = 0):
         """Serve masks for `groups` query heads per key-value head; `room` columns are reserved at the first round."""
-        self._groups, self._dtype, self._device, self._room = groups, dtype, device, room
+        self.groups = groups
+        self._dtype = dtype
+        self._device = device
+        self._room = room
         self._rows = torch.empty(0, 0)  # (rows, room)
         self._clean = 0  # columns before this one are zero in every row
 
@@ -118,21 +121,22 @@ class MaskBuffer:
         q = rows or len(tree) + 1
         end = columns or length + q
         height, width = self._rows.shape
-        if height < self._groups * q or width < end:
+        if height < self.groups * q or width < end:
             width = width if width >= end else max(end, self._room, width * 3 // 2)
-            shape = (-(-size // ROOM) * ROOM for size in (max(self._groups * q, height), width))
+            shape = (-(-size // ROOM) * ROOM for size in (max(self.groups * q, height), width))
             self._rows = torch.zeros(*shape, dtype=self._dtype, device=self._device)
             if columns:
                 self._rows[:, length:] = -torch.inf
             self._clean = length
-        used, clean = self._groups * q, self._clean
+        used = self.groups * q
+        clean = self._clean
         if used < len(self._rows):
             self._rows[used:, clean:length] = 0
         own = tree_mask(tree, prefix=length - clean)
         if q > len(own):
             own = np.pad(own, ((0, q - len(own)), (0, q - len(own))), constant_values=-np.inf)
             own[len(tree) + 1 :, : length - clean + 1] = 0
-        mask = self._rows.narrow(0, 0, used).view(1, self._groups, q, -1)
+        mask = self._rows.narrow(0, 0, used).view(1, self.groups, q, -1)
         mask.narrow(-1, clean, length - clean + q).copy_(torch.from_numpy(own))
         self._clean = length
         return mask.narrow(-1, 0, end)

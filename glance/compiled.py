@@ -6,17 +6,20 @@ pass serves a target for all prompts of equal reserve; reserves come in multiple
 """
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from glance.cache import PathCache
-from glance.target import KeptStates
+from glance.states import KeptStates
 
 ROOM = 256
 BACKEND = "inductor"
-_PASSES: WeakKeyDictionary = WeakKeyDictionary()  # model -> {(layer ids, rows): StaticPass}
+
+
+def reserve(room: int) -> int:
+    """Round a cache's reserve up."""
+    return -(-room // ROOM) * ROOM
 
 
 class StaticPass:
@@ -29,10 +32,6 @@ class StaticPass:
         self.rows = rows
         self._kept = KeptStates(model, layer_ids)
         self._run = torch.compile(_forward, dynamic=False, backend=BACKEND)
-
-    def reserve(self, room: int) -> int:
-        """Round a cache's reserve up."""
-        return -(-room // ROOM) * ROOM
 
     def __call__(
         self,
@@ -53,26 +52,11 @@ class StaticPass:
                 states = self._kept.take()
         finally:
             for layer in cache.layers:
-                layer.slots, layer.length = None, start + self.rows
+                layer.slots = None
+                layer.length = start + self.rows
         return logits, states
 
 
 def _forward(model: nn.Module, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: PathCache):
     output = model(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
     return output.logits
-
-
-def static_pass(model: nn.Module, layer_ids: Sequence[int], rows: int) -> StaticPass:
-    """Return the compiled pass of a target for trees of up to `rows - 1` nodes, the same one every time.
-
-    Raises:
-        ValueError: an attention implementation that takes no mask.
-    """
-    attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        raise ValueError(f"compile=True pads with a mask, and attn_implementation={attention!r} takes none: use 'sdpa'")
-    passes = _PASSES.setdefault(model, {})
-    key = tuple(layer_ids), rows
-    if key not in passes:
-        passes[key] = StaticPass(model, layer_ids, rows)
-    return passes[key]

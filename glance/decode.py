@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from glance.compiled import static_pass
 from glance.drafters import Drafter
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.block import BlockDrafter
 from glance.records import Round, Stats
 from glance.session import Choice, Clock, Entropies, Settings, Stream, ended, fetch, generation_rules
-from glance.target import Positions, StreamPositions, Target, check_decodable, check_verifiable
+from glance.target import Positions, StreamPositions, Target, check_decodable, check_mask, check_verifiable
 from glance.tree import ROOT, CandidateTree
+from glance.verify import state_of
 
 WithStats = tuple[Tensor, Stats]  # what `return_stats=True` returns
 
@@ -139,11 +139,11 @@ def decode(
         input_ids = _checked_prompt(input_ids, model)
         end = input_ids.shape[1] + settings.max_new_tokens
         room = end + drafter.max_nodes + 1
-        check_decodable(model, end)
         check_verifiable(model, room=room, chain=drafter.chain)
-        static = static_pass(model, drafter.layer_ids, drafter.max_nodes + 1) if settings.compile else None
+        check_decodable(model, end)
+        rows = drafter.max_nodes + 1 if settings.compile else 0
         positions = positions or StreamPositions()
-        with Target(model, positions, drafter.layer_ids, room=room, end=end, static=static) as target:
+        with Target(model, positions, drafter.layer_ids, room=room, end=end, rows=rows) as target:
             return _run_rounds(drafter, target, input_ids, settings)
 
 
@@ -158,6 +158,8 @@ def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: S
     clock.open("legacy")
     logits, fused = target.prefill(input_ids)
     (root,) = choose(logits)
+    if not drafter.chain and drafter.max_nodes > 1:
+        check_mask(target.model, input_ids)
     stream = Stream(input_ids, root, stop_ids(target.model, settings.stop_token_ids), settings)
     clock.open("decode_only")
     while not stream.finish:
@@ -261,14 +263,17 @@ def _run_greedy(model: nn.Module, input_ids: Tensor, positions: Positions, setti
     clock = Clock(input_ids.device)
     clock.open("legacy")
     inputs = positions.prefill_inputs(model, input_ids)
-    logits = model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
+    lock = state_of(model).lock  # threads that share a target take turns
+    with lock:
+        logits = model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs).logits
     stream = Stream(input_ids, _argmax(logits), stops, settings)
     clock.open("decode_only")
     position = inputs["position_ids"].amax(-1, keepdim=True).max() * torch.ones_like(inputs["position_ids"][..., :1])
     while not stream.finish:
         position = position + 1  # on every axis, one past the furthest so far
         step = torch.tensor([stream.tokens[-1:]], device=input_ids.device)
-        logits = model(step, position_ids=position, past_key_values=cache, use_cache=True).logits
+        with lock:
+            logits = model(step, position_ids=position, past_key_values=cache, use_cache=True).logits
         stream.commit([], _argmax(logits))
     n = len(stream.tokens)
     return stream.ids(), Stats(n, stream.finish, [], n - 1, settings.timing, clock.close())

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from glance.target import decoder_layers
+from glance.states import decoder_layers
 
 
 def default_device() -> torch.device:

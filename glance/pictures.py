@@ -60,7 +60,8 @@ def _problem(path: str, changed: int, size: int) -> str:
         image = read_picture(path)
     except ValueError as error:
         return str(error)
-    longer, shorter = max(image.size), min(image.size)
+    longer = max(image.size)
+    shorter = min(image.size)
     if longer > MAX_ASPECT * shorter:
         return f"it is {image.width} x {image.height}, more than {MAX_ASPECT} times as long as wide: crop it"
     return ""
@@ -110,7 +111,8 @@ def _scaled(values: np.ndarray, top: float | None) -> Any:
     """Turn grey values (h, w) of the range 0 to `top` into a picture; refuse values outside, and an unknown range."""
     from PIL import Image
 
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if top is None or not 0 <= low <= high <= top:
         known = "no range of its own" if top is None else f"the range 0 to {top:g}"
         raise ValueError(f"grey values {low:g} to {high:g} in a format with {known}: save it as 8 bit")

@@ -6,12 +6,7 @@ axis, where the prompt's images make delta negative (M-RoPE). A node's place is 
 
 Conventions that decide numbers:
 
-- The kept state of layer i is what decoder layer i returns (transformers' `hidden_states[i + 1]`), before Qwen3-VL's
-  deepstack addition, which happens between layers; of the last layer it is the final norm's output. Only the layers
-  asked for are held.
-- A verify pass runs the decoder and the output head without the model's own forward around them (the short way), where a
-  model's first pass of the kind (masked or not, one row or more, rope axes), run both ways, gave equal bits. A model with a
-  forward or hooks of its own, and a pass with a placeholder among its tokens, takes the model's forward.
+- Which states are kept of a layer stands in `glance.states`, how a verify pass is run in `glance.verify`.
 - The delta comes from the prompt's own positions (largest + 1 - length), never from `rope_deltas`, which is state on the
   model and leaks from one prompt into the next.
 
@@ -20,21 +15,17 @@ Shapes: P prompt tokens, N nodes, V vocabulary, L kept layers, d width, A rope a
 
 import inspect
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import nn
 
-from glance.attention import GroupedAttention, MaskBuffer
 from glance.cache import PathCache, rows_of
-from glance.tree import CandidateTree
-
-_TREE_ATTENTION = ("sdpa", "eager")  # what takes an additive (1, 1, q, k) mask unchanged
-# model -> {kind of pass: whether the short way gave the model's own logits}
-_SHORT_WAY: WeakKeyDictionary = WeakKeyDictionary()
+from glance.compiled import reserve
+from glance.states import KeptStates, decoder_layers, fuse
+from glance.tree import ROOT, CandidateTree, make_tree
+from glance.verify import MASKED, VerifyPass, attention_of, state_of
 
 
 class Positions(Protocol):
@@ -69,91 +60,6 @@ def placeholder_id(config: Any, kind: str) -> int | None:
     return None
 
 
-class KeptStates:
-    """Records what chosen decoder layers return while it is entered; training and decoding both read states with it."""
-
-    def __init__(self, model: nn.Module, layer_ids: Sequence[int]):
-        self.decoder, self.layers = decoder_of(model), decoder_layers(model)
-        self.layer_ids = tuple(layer_ids)
-        bad = [i for i in self.layer_ids if not 0 <= i < len(self.layers)]
-        if bad:
-            raise ValueError(f"target_layer_ids {bad} are outside the target's layers 0..{len(self.layers) - 1}")
-        self._states: dict[int, torch.Tensor] = {}
-        self._hooks: list = []
-
-    def __enter__(self) -> "KeptStates":
-        last = len(self.layers) - 1
-        for i in set(self.layer_ids):
-            module = self.decoder if i == last else self.layers[i]
-            self._hooks.append(module.register_forward_hook(self._recorder(i)))
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._states.clear()
-
-    def _recorder(self, layer: int):
-        def record(module: nn.Module, args: tuple, output: Any) -> None:
-            self._states[layer] = output if isinstance(output, torch.Tensor) else output[0]
-
-        return record
-
-    def take(self) -> list[torch.Tensor]:
-        """Return the last forward's states, `(batch, q, d)` per layer asked for, and let go of them."""
-        missing = [i for i in self.layer_ids if i not in self._states]
-        if missing:
-            raise RuntimeError(f"the target returned no state for layers {missing}: is every layer run as a module?")
-        states = [self._states[i] for i in self.layer_ids]
-        self._states.clear()
-        return states
-
-
-def fuse(states: Sequence[torch.Tensor], n: int = 0, rows: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Put kept states `(batch, q, d)` of L layers side by side, `(batch, n, L * d)`: of `rows` (n,), the first n, or all.
-
-    None for L = 0.
-    """
-    if not states:
-        return None
-    home = states[-1].device
-    if any(state.device != home for state in states):  # layers may sit on several devices
-        states = [state.to(home) for state in states]
-    if rows is not None:
-        rows = rows.to(home)
-        states = [state.index_select(1, rows) for state in states]
-    elif n:
-        states = [state.narrow(1, 0, n) for state in states]
-    return torch.cat(states, dim=-1)
-
-
-def decoder_of(model: nn.Module) -> nn.Module:
-    """Return the module that runs the language layers."""
-    return model.get_decoder()
-
-
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the language model's decoder layers, in order."""
-    config = model.config.get_text_config(decoder=True)
-    for child in decoder_of(model).children():
-        if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
-            return child
-    raise ValueError(f"{type(model).__name__} has no list of {config.num_hidden_layers} decoder layers to read from")
-
-
-def _is_bare(model: nn.Module) -> bool:
-    """Say whether a model's forward is its class's own, with nothing hooked on: what the short way may leave out."""
-    return not ("forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks)
-
-
-def _n_alike(model: nn.Module) -> int:
-    """Return the number of decoder layers if all are of one type and on one device, else 0."""
-    layers, types = decoder_layers(model), getattr(model.config.get_text_config(decoder=True), "layer_types", None)
-    homes = {next(layer.parameters()).device for layer in layers}
-    return len(layers) if len(homes) == 1 and len(set(types or [None])) == 1 else 0
-
-
 def check_decodable(model: nn.Module, end: int) -> None:
     """Refuse, by name and before any forward, a target whose text here would differ from transformers' `generate`.
 
@@ -162,6 +68,14 @@ def check_decodable(model: nn.Module, end: int) -> None:
     """
     config = model.config.get_text_config(decoder=True)
     name = type(model).__name__
+    if any(module.training for module in model.modules()):
+        raise ValueError(f"{name} is in training mode, where dropout may change its text: call target.eval() first")
+    kind = model.get_input_embeddings().weight.device.type
+    if torch.is_autocast_enabled(kind):
+        raise ValueError(
+            f"autocast is on for {kind}, and would round what {name} computes: leave the autocast context, or load the "
+            "target in the dtype that you want"
+        )
     if getattr(config, "cross_attention_layers", None):
         raise ValueError(
             f"{name} has cross-attention layers, which keep an image's keys in the cache beside the text's: "
@@ -214,8 +128,8 @@ def check_verifiable(model: nn.Module, *, room: int, chain: bool = False) -> Non
             f"{name} has sliding_attention layers with a window of {window}, and this decode reaches {room} tokens: "
             "one mask cannot serve both layer types; stay within the window or use a target with full attention"
         )
-    attention = getattr(config, "_attn_implementation", None) or "eager"
-    if attention not in _TREE_ATTENTION and not chain:
+    attention = attention_of(model)
+    if attention not in MASKED and not chain:
         raise ValueError(
             f"attn_implementation={attention!r} takes no tree mask: load the target with 'sdpa' or 'eager' "
             "(a chain needs no mask: chain_generate still runs)"
@@ -225,8 +139,62 @@ def check_verifiable(model: nn.Module, *, room: int, chain: bool = False) -> Non
         raise ValueError(f"{name}.forward {why}, so nodes of equal depth cannot share a position")
 
 
+def _n_alike(model: nn.Module) -> int:
+    """Return the number of decoder layers if all are of one type and on one device, else 0."""
+    layers = decoder_layers(model)
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
+    homes = {next(layer.parameters()).device for layer in layers}
+    return len(layers) if len(homes) == 1 and len(set(types or [None])) == 1 else 0
+
+
+@torch.inference_mode()
+def check_mask(model: nn.Module, input_ids: torch.Tensor) -> None:
+    """See once per target that a tree's branches do not see each other; known targets cost nothing.
+
+    A root with three children x, y, x: both x follow the root alone, so their rows must say what x says as an only child.
+    Where the mask is ignored, they see the other children too.
+
+    Args:
+        input_ids: (1, P) a prompt; its first tokens that are no placeholders serve as context and children.
+
+    Raises:
+        ValueError: the rows differ.
+    """
+    known = state_of(model).branches_apart
+    attention = attention_of(model)
+    if attention in known:
+        return
+    placeholders = {placeholder_id(model.config, kind) for kind in ("image", "video", "audio")}
+    x = next((token for token in input_ids[0].tolist() if token not in placeholders), 0)
+    y = next((token for token in input_ids[0].tolist() if token not in placeholders and token != x), (x + 1) % 2)
+    children = make_tree([x, y, x], [ROOT] * 3, [1] * 3, [0, 1, 2], [0.0] * 3)
+    with Target(model, StreamPositions()) as target:
+        target.prefill(input_ids.new_tensor([[x, y]]))
+        alone = target.verify(y, children.first(1)).float()[1]
+        target.cache.truncate(target.length)
+        _, one, other, again = target.verify(y, children).float()
+    astray = max(float((row - alone).abs().max()) for row in (one, again))
+    if astray > 0.02 * float((alone - other).abs().max()):
+        raise ValueError(
+            f"{type(model).__name__} with {attention!r} attention does not keep a tree's branches apart: it ignores the "
+            "mask of a verify pass; load it with attn_implementation='eager', or decode with chain_generate"
+        )
+    known[attention] = True
+
+
 class Target:
     """One prompt's conversation with a frozen target; enter it to record kept states, leave it to let go of everything.
+
+    Args:
+        model: a transformers model with full attention.
+        positions: how the prompt enters it.
+        layer_ids: layers whose states are kept; may be empty.
+        room: cache rows to reserve.
+        end: no token at this place or after it will be kept, so none asks for its position; None where that is not known.
+        rows: rows of a compiled verify pass, see `glance.compiled`; 0 for passes as wide as their trees.
+
+    Raises:
+        ValueError: layer ids outside the target; `prefill` raises what the position adapter refuses.
 
     Attributes:
         model: the transformers model.
@@ -242,39 +210,38 @@ class Target:
         *,
         room: int = 0,
         end: int | None = None,
-        static: Any = None,
+        rows: int = 0,
     ):
-        """Reserve `room` cache rows; no token at place `end` or after it will be kept, so none asks for its position.
-
-        `static` is a `glance.compiled.StaticPass` that verifies instead of the model's own forward.
-        """
         self.model = model
         self.positions = positions
-        self.static = static
-        room = static.reserve(room) if static else room
-        self.cache = PathCache(room, static is not None, n_alike=_n_alike(model))
+        room = reserve(room) if rows else room
+        self.cache = PathCache(room, rows > 0, n_alike=_n_alike(model))
         self.kept = KeptStates(model, layer_ids)
+        self.kept.recording = False
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.get_input_embeddings().weight.dtype
-        self.masked = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
-        self.masked = (self.masked or "eager") in _TREE_ATTENTION
-        self._decoder, self._head = decoder_of(model), model.get_output_embeddings()
-        self._bare, self._short = _is_bare(model), _SHORT_WAY.setdefault(model, {})
-        self._placeholders = {placeholder_id(model.config, kind) for kind in ("image", "video", "audio")}
-        self._grouped = GroupedAttention(self._decoder)
-        self._masks = MaskBuffer(self._grouped.groups, self.dtype, self.device, room)
+        placeholders = {placeholder_id(model.config, kind) for kind in ("image", "video", "audio")}
+        with state_of(model).lock:  # another thread may be in the middle of a pass
+            self.verify_pass = VerifyPass(model, self.kept, self.cache, room=room, rows=rows, skip=placeholders)
         self.delta = 0
         self.axes = 0  # 0: position_ids are (1, q); else (A, 1, q)
         self.length = 0
         self.end = end
         self._states: list[torch.Tensor] = []
 
+    @property
+    def compiled(self) -> bool:
+        """Say whether verify passes are compiled."""
+        return self.verify_pass.rows > 0
+
     def __enter__(self) -> "Target":
-        self.kept.__enter__()
+        with self.verify_pass.lock:  # a hook that is added in the middle of another thread's pass would see half of it
+            self.kept.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.kept.__exit__(*exc)
+        with self.verify_pass.lock:
+            self.kept.__exit__(*exc)
         self._states = []
 
     def prefill(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -283,31 +250,31 @@ class Target:
         position_ids = inputs["position_ids"]
         self.axes = position_ids.shape[0] if position_ids.dim() == 3 else 0
         self.delta = int(position_ids.max()) + 1 - input_ids.shape[1]
-        output = self.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **inputs)
+        inputs |= {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
+        with self.verify_pass.lock:
+            self.kept.recording = True
+            output = self.model(input_ids=input_ids, **inputs)
+            self.kept.recording = False
+            states = self.kept.take()
         self.length = input_ids.shape[1]
-        return output.logits[0, -1:], fuse(self.kept.take())
+        return output.logits[0, -1:], fuse(states)
 
     def verify(self, root: int, tree: CandidateTree) -> torch.Tensor:
         """Run the root and its N nodes in one pass; return logits `(N+1, V)`: row 0 is what follows the root."""
         n = len(tree)
         tokens = tree.columns.tokens
         depths = tree.columns.depths
-        padding = (self.static.rows - n - 1) if self.static else 0
+        padding = max(0, self.verify_pass.rows - n - 1)
         at = self.length + self.delta
         places = [at, *(at + depth for depth in depths), *[at] * padding]
         if self.end is not None and max(places) > (last := self.end - 1 + self.delta):
             places = [min(place, last) for place in places]  # a table of learned positions may end where the text must
         steps = np.array([[[root, *tokens, *[root] * padding]], [places]], np.int64)
         ids, positions = torch.from_numpy(steps).to(self.device).unbind()  # (1, q) each
-        positions, mask = positions.expand(self.axes, 1, -1) if self.axes else positions, self._mask(tree)
-        with self._grouped:
-            if self.static:
-                logits, self._states = self.static(self.model, ids, positions, mask, self.cache, self.length)
-                return logits[0, : n + 1]
-            inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-            logits = self._logits((root, *tokens), **inputs)
-        self._states = self.kept.take()
-        return logits[0]
+        if self.axes:
+            positions = positions.expand(self.axes, 1, -1)
+        logits, self._states = self.verify_pass((root, *tokens), ids, positions, tree, self.length)
+        return logits
 
     def keep(self, path: Sequence[int]) -> torch.Tensor | None:
         """Commit the root and the nodes of `path`, in place; return their fused states `(1, 1 + a, L * d)`."""
@@ -315,30 +282,6 @@ class Target:
         rows = rows_of(path, self.device)
         self.cache.keep_path(self.length, path, rows)
         self.length += len(path)
-        states, self._states = self._states, []
+        states = self._states
+        self._states = []
         return fuse(states, len(path), rows)
-
-    def _logits(self, tokens: Sequence[int], **inputs: Any) -> torch.Tensor:
-        """Run a pass; return logits `(1, q, V)`, by the short way where it is known to give the model's own bits."""
-        kind = inputs["attention_mask"] is None, inputs["input_ids"].shape[1] == 1, self.axes
-        inputs |= {"past_key_values": self.cache, "use_cache": True}
-        known = self._short.get(kind) if self._bare and self._placeholders.isdisjoint(tokens) else False
-        if known:
-            return self._head(self._decoder(**inputs).last_hidden_state)
-        short = None
-        if known is None:
-            with suppress(Exception):  # whatever a decoder may say that asks for more than these inputs
-                short = self._head(self._decoder(**inputs).last_hidden_state)
-            self.cache.truncate(self.length)
-        logits = self.model(**inputs).logits
-        if known is None:
-            alike = short is not None and (short.dtype, short.device) == (logits.dtype, logits.device)
-            self._short[kind] = alike and torch.equal(short, logits)
-        return logits
-
-    def _mask(self, tree: CandidateTree) -> torch.Tensor | None:
-        """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""
-        if self.static:
-            columns = self.cache.layers[0].keys.shape[-2]
-            return self._masks.write(tree, self.length, rows=self.static.rows, columns=columns)
-        return self._masks.write(tree, self.length) if len(tree) and self.masked else None

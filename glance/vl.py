@@ -122,7 +122,8 @@ class VisionPositions:
         for kind, (pixels, grid, type_id) in KINDS.items():
             tokens = int((types == type_id).sum())
             told = f"the prompt has {tokens} {kind} tokens (id {placeholder_id(model.config, kind)})"
-            given, grids = self.inputs.get(pixels), self.inputs.get(grid)
+            given = self.inputs.get(pixels)
+            grids = self.inputs.get(grid)
             if (given is None) != (tokens == 0):
                 raise ValueError(
                     f"{told} and {0 if given is None else len(given)} rows of {pixels}: "

@@ -6,10 +6,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import MROPE_FAMILIES, PLAIN_FAMILIES, RandomDrafter, text_prompt, text_target, vision_prompt, vision_target
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from glance.attention import NAME, GroupedAttention, MaskBuffer, grouped_attention
+from glance.attention import GROUPED, GroupedAttention, MaskBuffer, grouped_attention
 from glance.decode import decode, generate, greedy_generate
 from glance.session import Settings
-from glance.target import StreamPositions, Target, decoder_of
+from glance.states import decoder_of
+from glance.target import StreamPositions, Target
 from glance.tree import build_budget_tree, make_tree, tree_mask
 
 
@@ -138,7 +139,7 @@ def test_the_stock_path_does_grow():
     """The same count sees the stock path's expanded keys, so that the test above tests something."""
     model = wide_target()
     with Target(model, StreamPositions(), room=2200) as target:
-        target._grouped.groups = target._masks._groups = 1
+        target.verify_pass.fold(1)
         target.prefill(text_prompt(2000))
         with Elements() as elements:
             target.verify(5, tree_of(31))
@@ -152,7 +153,7 @@ def test_in_force_inside_the_verify_pass_alone(monkeypatch):
     with Target(model, StreamPositions(), ()) as target:
         target.prefill(text_prompt())
         target.verify(5, tree_of(7))
-        assert names == ["sdpa", NAME] and model.config._attn_implementation == "sdpa"
+        assert names == ["sdpa", GROUPED] and model.config._attn_implementation == "sdpa"
         monkeypatch.setattr(model, "forward", watch(model.forward, fail))
         with pytest.raises(RuntimeError):
             target.verify(5, tree_of(7))

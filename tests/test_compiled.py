@@ -6,6 +6,7 @@ from toys import OracleHead, block_head, text_prompt, text_target, vision_prompt
 
 from glance import compiled
 from glance.decode import chain_generate, generate, greedy_generate
+from glance.verify import compiled_pass
 
 
 @pytest.fixture()
@@ -72,4 +73,4 @@ def test_what_takes_no_mask_is_refused():
     model = text_target()
     model.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ValueError, match="flash_attention_2"):
-        compiled.static_pass(model, (), 8)
+        compiled_pass(model, (), 8)

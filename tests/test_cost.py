@@ -17,7 +17,8 @@ from glance.decode import _argmax, decode, greedy_generate
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.costs import RoundCosts
 from glance.session import Settings
-from glance.target import StreamPositions, Target, decoder_layers
+from glance.states import decoder_layers
+from glance.target import StreamPositions, Target
 
 TO_HOST = ("item", "tolist", "cpu", "numpy", "__int__", "__bool__", "__float__", "__index__", "nonzero", "__array__")
 

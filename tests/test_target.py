@@ -14,8 +14,10 @@ import glance
 from glance.decode import decode
 from glance.drafters.block import BlockDrafter
 from glance.session import Settings
-from glance.target import KeptStates, StreamPositions, Target, fuse
+from glance.states import KeptStates, fuse
+from glance.target import StreamPositions, Target
 from glance.tree import NO_TREE, build_budget_tree
+from glance.verify import state_of
 
 HEAD = SimpleNamespace(block_size=6, mask_token_id=toys.MASK, target_layer_ids=(0, 2))
 FAMILIES = ["qwen3", "gpt2", "gemma2", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "llava", "idefics3"]
@@ -104,11 +106,14 @@ def test_the_short_way_is_taken_where_it_gives_the_models_own_bits(model, short)
         second = target.verify(3, tree)
         hook.remove()
         assert torch.equal(first, second) and all(map(torch.equal, states, target._states))
-        assert target._short == {(False, False, 0): short} and len(seen) == (1 if short else 2)
+        assert state_of(model).short_way == {(False, False, 0): short} and len(seen) == (1 if short else 2)
         assert [layer.get_seq_length() for layer in target.cache.layers] == [8 + 5] * len(target.cache.layers)
         target.keep([0])
         target.verify(3, NO_TREE)
-        assert target._short == {(False, False, 0): short, (True, True, 0): short}  # another kind, tried by itself
+        assert state_of(model).short_way == {
+            (False, False, 0): short,
+            (True, True, 0): short,
+        }  # another kind, tried by itself
 
 
 def test_a_model_with_a_forward_or_hooks_of_its_own_is_run_as_it_is():
@@ -138,7 +143,9 @@ def test_a_pass_with_a_placeholder_among_its_tokens_takes_the_models_forward(qwe
             target.verify(token, NO_TREE)
             target.keep([])
         hook.remove()
-    assert target._short[True, True, 0] and len(calls) == 2  # the first of its kind, and the placeholder's
+    assert (
+        state_of(qwen3_vl).short_way[True, True, 0] and len(calls) == 2
+    )  # the first of its kind, and the placeholder's
 
 
 def test_a_decoder_that_refuses_its_inputs_is_not_called_again(monkeypatch):

@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 
 import glance
-from glance.target import StreamPositions, Target
+from glance.target import StreamPositions, Target, check_mask
 from glance.vl import VisionPositions, image_only, load_processor, load_target
 
 GRIDS = [[(3, 3)], [(2, 5)], [(5, 1), (2, 2)], [(1, 4), (3, 2), (2, 2)], []]
@@ -61,6 +61,7 @@ def test_plain_families_get_plain_positions(family):
 
 def test_after_an_image_places_and_positions_part(qwen3_vl):
     prompt = toys.vision_prompt(qwen3_vl, [(2, 5)])
+    check_mask(qwen3_vl, prompt.ids)  # two passes, once per target
     drafts = []
     with toys.forwards(qwen3_vl) as passes:
         head = toys.OracleHead(prompt.ids[0].tolist() + prompt.greedy(qwen3_vl, 20), 6)

@@ -32,7 +32,8 @@ from glance.decode import chain_generate, generate, greedy_generate
 from glance.files import write_json
 from glance.paths import BENCH, POCKET
 from glance.run.folder import provenance
-from glance.target import StreamPositions, Target, decoder_of
+from glance.states import decoder_of
+from glance.target import StreamPositions, Target
 from glance.tree import ancestor_matrix, build_budget_tree, tree_mask
 
 COLUMNS = ("section", "case", "variant", "prefix", "nodes", "ms", "base", "ratio", "tau", "bound", "repeats")
@@ -127,7 +128,8 @@ def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
 
     (model, head, case), ids, n = small_pair(), random_prompt(prefix), 96
     stream = greedy_generate(model, ids, n)[0].tolist()
-    useless, head = random_head(model, head.config), KnowingHead(head, greedy_generate(model, ids, n + 64)[0].tolist())
+    useless = random_head(model, head.config)
+    head = KnowingHead(head, greedy_generate(model, ids, n + 64)[0].tolist())
     variants: dict[str, Callable] = {
         "oracle": lambda: greedy_generate(model, ids, n),
         "dflash chain": lambda: dflash_generate(head, model, ids, n, None),
@@ -151,7 +153,8 @@ def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]
     modules = real, decoder_of(model), model.get_input_embeddings(), model.get_output_embeddings()
     for prefix in prefixes:
         ids = random_prompt(prefix)
-        head, runs = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist()), []
+        head = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist())
+        runs = []
         for _ in range(4 * repeats + 1):
             with Forwards(*modules, aside_ms=lambda head=head: head.rigging_ms) as inside:
                 _, stats = generate(head, model, ids, 96, return_stats=True)
@@ -165,18 +168,20 @@ def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]
 @torch.inference_mode()
 def bench_attention(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Time a verify pass of 64 rows by the stock path, with the in-place cache, and with grouped attention too."""
-    model, rows = random_target(heads=16, kv_heads=4, layers=4, width=512), []
+    model = random_target(heads=16, kv_heads=4, layers=4, width=512)
+    rows = []
     ids = np.arange(120).reshape(15, 8)
     tree = build_budget_tree(ids, np.log(0.5 ** np.arange(1, 9)) * np.ones((15, 1)), budget=63)
     for prefix in prefixes:
-        prompt, cache = random_prompt(prefix), DynamicCache(config=model.config)
+        prompt = random_prompt(prefix)
+        cache = DynamicCache(config=model.config)
         with Target(model, StreamPositions(), (1, 2), room=prefix + 128) as target:
             target.prefill(prompt)
             model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            groups = target._grouped.groups
+            groups = target.verify_pass.groups
 
             def ours(grouped: int, target=target) -> None:
-                target._grouped.groups = target._masks._groups = grouped
+                target.verify_pass.fold(grouped)
                 target.verify(7, tree)
                 target.cache.truncate(target.length)
 
@@ -214,7 +219,10 @@ def bench_tree(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Time tree building at 15 offsets x 8, and a mask of 63 nodes."""
     raw = np.random.default_rng(0).normal(size=(15, 8)) * 2
     logps = np.sort(raw - np.log(np.exp(raw).sum(-1, keepdims=True)), axis=-1)[:, ::-1].copy()
-    ids, lists, rows, calls = np.arange(120).reshape(15, 8), logps.tolist(), [], 50
+    ids = np.arange(120).reshape(15, 8)
+    lists = logps.tolist()
+    rows = []
+    calls = 50
     tree = build_budget_tree(ids, logps, budget=63)
 
     def timed(run: Callable) -> Callable[[], float]:

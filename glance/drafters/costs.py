@@ -75,7 +75,7 @@ def costs_of(block: BlockDrafter, target: Target, root: int, draft: Draft) -> Ro
         target.length.bit_length(),
     )
     size = sum(weight.numel() for weight in head.parameters()) if hasattr(head, "parameters") else 0
-    kind += (target.static is not None, type(head).__name__, size, head.block_size, block.branch_k, block.budget)
+    kind += (target.compiled, type(head).__name__, size, head.block_size, block.branch_k, block.budget)
     known = _MEASURED.setdefault(target.model, {})
     if kind not in known:
         known[kind] = measure_costs(block, target, root, draft)

@@ -10,7 +10,8 @@ import torch
 import toys
 
 import glance
-from glance.target import KeptStates, StreamPositions, Target, fuse
+from glance.states import KeptStates, fuse
+from glance.target import StreamPositions, Target
 from glance.train import command
 from glance.train import loop as training
 from glance.train.blocks import (

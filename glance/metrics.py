@@ -16,12 +16,13 @@ What it does not know: whether outputs were equal. The audit says so, and no spe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 REQUIRED = ("device", "dtype")  # on every timed row; these and the rest must agree on all rows that meet
+LOOP_SHARE = 0.5  # an answer loops where this share of its token 4-grams, or more, occurred earlier in it
 SETTINGS = (*REQUIRED, "torch", "transformers", "attn_implementation", "threads", "timing")
 
 
@@ -130,7 +131,8 @@ def paired_bootstrap(
 
     Args:
         ours, baseline: one entry per prompt, (n,) or (n, k), in one order; a prompt is drawn with both its sides.
-        statistic: (ours, baseline) -> number; the ratio of means (of totals: of pools) where None.
+        statistic: (ours, baseline) -> number; the ratio of means (of totals: of pools) where None. A resample for which it
+            is nan (no round in any answer drawn) is left out; an interval of nan where it is nan for all.
         strata: each prompt's task; prompts are then drawn within it, and every position keeps its task.
 
     >>> tuple(paired_bootstrap([10.0, 12.0, 8.0], [5.0, 6.0, 4.0]))
@@ -146,8 +148,13 @@ def paired_bootstrap(
     rng, drawn = np.random.default_rng(seed), np.empty((n_boot, len(ours)), int)
     for members in (np.flatnonzero(labels == label) for label in np.unique(labels)):
         drawn[:, members] = rng.choice(members, (n_boot, len(members)))
-    low, high = np.quantile([statistic(ours[i], baseline[i]) for i in drawn], [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(statistic(ours, baseline)), float(low), float(high))
+    values = np.array([statistic(ours[i], baseline[i]) for i in drawn], float)
+    values = values[~np.isnan(values)]
+    value = float(statistic(ours, baseline))
+    if not values.size:
+        return Interval(value, float("nan"), float("nan"))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high))
 
 
 def _listed(rows: Iterable[Mapping], *keys: str) -> list[Mapping]:
@@ -160,12 +167,13 @@ def _listed(rows: Iterable[Mapping], *keys: str) -> list[Mapping]:
     return rows
 
 
-def repeated_share(text: str, n: int = 4) -> float:
-    """Return the share of a text's word n-grams that occurred earlier in it: 0 for none.
+def repeated_share(tokens: Sequence[int], n: int = 4) -> float:
+    """Return the share of an answer's token n-grams that occurred earlier in it: 0 for none.
 
-    >>> repeated_share("a b c a b c", n=2)
+    Tokens and not words, so that a loop without spaces is seen.
+
+    >>> repeated_share([1, 2, 3, 1, 2, 3], n=2)
     0.4
     """
-    words = text.split()
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,11 +1,15 @@
 """What a round and a decode leave behind: `Round` and `Stats`, and the one schema of the rows that a run keeps of them.
 
 A run is a folder, written by `glance.run.folder`. `prompts.jsonl` has one row per arm, task and prompt; `rounds.jsonl` one
-row per round. The file knows nothing of models.
+row per round. `tau` is tokens per round over a prompt, wherever it stands; a round's count of tokens is `committed`.
+
+A prompt's row knows its rounds: how many lines `rounds.jsonl` has of it, and the hash of these lines. Readers compare: a
+file that was cut, doubled or edited is refused. The file knows nothing of models.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from glance.files import json_line, read_lines
+from glance.files import json_line, read_lines, sha256
 from glance.tree import CandidateTree, make_tree
 
 TIMINGS = ("decode_only", "legacy")  # conventions, see `glance.session`
@@ -24,29 +28,33 @@ PROMPT_FIELDS = {  # name: type, of one row of prompts.jsonl
     "warmup": bool,  # a task's first sample: decoded, and dropped from every table
     "prompt_tokens": int,
     "n_tokens": int,
-    "rounds": int,
+    "rounds": int,  # steps for ar
     "tau": float,  # (n_tokens - 1) / rounds, nan as null
     "ms_per_token": float,  # decode_only
     "ms_per_token_legacy": float,
     "budget": int,  # nodes asked for; 0 for ar and auto
     "tree_size": float,  # mean nodes per round
     "finish": str,  # "stop" or "length"
-    "repeats": float,  # share of the text's word 4-grams that occurred before in it
+    "repeats": float,  # share of the answer's token 4-grams that occurred before in it
+    "looped": bool,  # repeats is `glance.metrics.LOOP_SHARE` or more
     "matches_ar": bool,  # ids equal to the ar arm's
     "text": str,
     "sha256": str,  # of the ids
     "device": str,
     "dtype": str,
+    "rounds_kept": int,  # lines of rounds.jsonl: 0 for ar
+    "rounds_sha256": str,  # of these lines
 }
 ROUND_FIELDS = {  # of one row of rounds.jsonl
     "arm": str,
     "task": str,
     "prompt": int,
     "warmup": bool,
+    "looped": bool,  # the answer's, so that a law can be fitted without loops
     "round": int,
     "entropy": float,  # nats, target's distribution at the root
     "accepted": int,
-    "tau": int,  # tokens committed
+    "committed": int,  # tokens: accepted and bonus, after the cut
     "tree_size": int,
     "truncated": bool,
     "extended": bool,
@@ -69,6 +77,7 @@ TREE_FIELDS = {  # of `tree`, which a row of rounds.jsonl has where `Plan.trees`
 }
 OPTIONAL = {"tree": TREE_FIELDS}
 SCHEMAS = {"prompts.jsonl": PROMPT_FIELDS, "rounds.jsonl": ROUND_FIELDS}
+AGAIN = "run 01-decode again (`glance main-table --resume`): it decodes again what is not whole"
 
 
 @dataclass
@@ -130,6 +139,11 @@ class Stats:
         return 1e3 * self.seconds[timing] / self.n_tokens
 
 
+def answer_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return what names an answer in both files: arm, task, prompt."""
+    return row["arm"], row["task"], row["prompt"]
+
+
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read a record file; an absent file has no rows.
 
@@ -137,10 +151,13 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         ValueError: a line that is not a row of the file's schema; names file and line.
     """
     path = Path(path)
-    if not path.exists():
-        return []
+    return parse_rows(path, read_lines(path)) if path.exists() else []
+
+
+def parse_rows(path: Path, lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Turn a record file's lines into rows; raises as `read_rows`."""
     rows = []
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
@@ -152,6 +169,103 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}:{number}: missing {', '.join(missing)}")
         rows.append(row)
     return rows
+
+
+def whole_lines(path: str | Path) -> list[str]:
+    """Read a record file's lines without a half-written last one, which is what a kill in mid-write leaves."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = read_lines(path)
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        if lines and file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                lines.pop()
+    return lines
+
+
+def lines_sha256(lines: Iterable[str]) -> str:
+    """Hash lines as they stand in a file."""
+    return sha256("".join(line + "\n" for line in lines).encode())
+
+
+def match_rounds(
+    prompts: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]], lines: Sequence[str]
+) -> dict[tuple[str, str, int], tuple[int, list[int]]]:
+    """Find the answers that are whole: those with a row whose count and hash of rounds some lines meet.
+
+    Two writers double rows. The k-th line of one round of an answer belongs to the answer's k-th copy, and the first row
+    that one of the copies meets is taken.
+
+    Args:
+        prompts: rows of prompts.jsonl.
+        rounds, lines: rows of rounds.jsonl, and the same as text.
+
+    Returns:
+        Per whole answer: the place of its row in `prompts`, and the places of its rounds in `rounds`.
+    """
+    copies: dict[tuple, list[int]] = {}
+    seen: Counter = Counter()
+    for place, row in enumerate(rounds):
+        key = answer_key(row)
+        copy = seen[key, row["round"]]
+        seen[key, row["round"]] += 1
+        copies.setdefault((key, copy), []).append(place)
+    whole: dict[tuple[str, str, int], tuple[int, list[int]]] = {}
+    for place, row in enumerate(prompts):
+        key = answer_key(row)
+        copy = 0
+        while key not in whole and (copy == 0 or (key, copy) in copies):
+            found = copies.get((key, copy), [])
+            same = len(found) == row["rounds_kept"]
+            if same and lines_sha256(lines[i] for i in found) == row["rounds_sha256"]:
+                whole[key] = (place, found)
+            copy += 1
+    return whole
+
+
+def read_prompts(path: str | Path) -> list[dict[str, Any]]:
+    """Read the rows of a prompts.jsonl, one per arm, task and prompt.
+
+    Raises:
+        ValueError: a bad line, or doubled rows.
+    """
+    rows = read_rows(path)
+    doubled = len(rows) - len({answer_key(row) for row in rows})
+    if doubled:
+        raise ValueError(f"{path} has {doubled} doubled rows, as two runs in one folder leave them: {AGAIN}")
+    return rows
+
+
+def read_rounds(path: str | Path) -> list[dict[str, Any]]:
+    """Read the rows of a rounds.jsonl, every answer's whole, as the prompts.jsonl beside it says.
+
+    Rounds without a row there are of an interrupted prompt and left out. A log without a prompts.jsonl is taken as it is.
+
+    Raises:
+        ValueError: a bad line, or rounds that are lost, doubled or changed; one line that says what to do.
+    """
+    path = Path(path)
+    beside = path.with_name("prompts.jsonl")
+    if path.name != "rounds.jsonl" or not beside.is_file():
+        return read_rows(path)
+    lines = whole_lines(path)
+    rounds = parse_rows(path, lines)
+    prompts = read_prompts(beside)
+    whole = match_rounds(prompts, rounds, lines)
+    kept = [rounds[i] for _, places in whole.values() for i in places]
+    counts = Counter(answer_key(row) for row in rounds)
+    for row in prompts:
+        key = answer_key(row)
+        if key not in whole or counts[key] != row["rounds_kept"]:
+            broken = sum(answer_key(r) not in whole or counts[answer_key(r)] != r["rounds_kept"] for r in prompts)
+            one = f"{'/'.join(map(str, key))} has {counts[key]} of {row['rounds_kept']}"
+            raise ValueError(
+                f"{path}: the rounds of {broken} of {len(prompts)} answers are not what was written (such as {one}): {AGAIN}"
+            )
+    return kept
 
 
 def pack_tree(report: Any) -> dict[str, Any]:
@@ -172,17 +286,20 @@ def unpack_round(row: Mapping[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**{**packed, **facts, "tree": tree, "index": row["round"], "ms": ms})
 
 
-def round_row(report: Any, *, arm: str, task: str, prompt: int, warmup: bool, trees: bool = False) -> dict[str, Any]:
+def round_row(
+    report: Any, *, arm: str, task: str, prompt: int, warmup: bool, looped: bool = False, trees: bool = False
+) -> dict[str, Any]:
     """Flatten a decode's `Round` into a row."""
     row = {
         "arm": arm,
         "task": task,
         "prompt": prompt,
         "warmup": warmup,
+        "looped": looped,
         "round": report.index,
         "entropy": report.entropy,
         "accepted": report.accepted,
-        "tau": len(report.committed),
+        "committed": len(report.committed),
         "tree_size": len(report.tree),
         "truncated": report.truncated,
         "extended": report.extended,

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from glance.files import sha256, write_json
-from glance.metrics import repeated_share
-from glance.records import pack_tree, round_row
+from glance.files import read_json, sha256, write_json
+from glance.metrics import LOOP_SHARE, repeated_share
+from glance.records import answer_key, pack_tree, read_rows, round_row
 from glance.report.summary import main_table
 from glance.run.folder import Run, provenance
 from glance.tasks import TASKS
@@ -85,14 +85,15 @@ def _verify(nodes, faster):
 
 def _write(folder, n, tasks, arms, cheap, chain_reach, order, faster):
     parameters = {"arms": list(arms), "n": n, "budget": 63, "target": "made-up", "head": "made-up"}
-    run = Run(folder, provenance(parameters, device="cpu", dtype="float32"))
-    for task in tasks:
-        entropy_scale, b0, b1 = SHAPES[task if order == 1 else TASKS[-1 - TASKS.index(task)]]
-        for prompt in range(n + 1):
-            for arm, budget in arms.items():
-                rng = np.random.default_rng([prompt, TASKS.index(task)])
-                odds = (chain_reach if arm == "chain" else 0.42 + 0.58 * np.log2(budget + 1) / 6, b0, b1, entropy_scale)
-                _prompt(run, rng, arm, task, prompt, budget, odds, cheap, faster)
+    drafter = {"name": "block", "block_size": BLOCK}
+    with Run(folder, provenance(parameters, device="cpu", dtype="float32", drafter=drafter)) as run:
+        for task in tasks:
+            entropy_scale, b0, b1 = SHAPES[task if order == 1 else TASKS[-1 - TASKS.index(task)]]
+            for prompt in range(n + 1):
+                for arm, budget in arms.items():
+                    rng = np.random.default_rng([prompt, TASKS.index(task)])
+                    reach = chain_reach if arm == "chain" else 0.42 + 0.58 * np.log2(budget + 1) / 6
+                    _prompt(run, rng, arm, task, prompt, budget, (reach, b0, b1, entropy_scale), cheap, faster)
 
 
 def _prompt(run, rng, arm, task, prompt, budget, odds, cheap, faster):
@@ -105,8 +106,10 @@ def _prompt(run, rng, arm, task, prompt, budget, odds, cheap, faster):
     ms = AR_MS * rng.normal(1, 0.02) * steps
     if reports:
         ms = sum(sum(r.ms.values()) for r in reports) - reports[0].ms["draft"] + 0.12 * steps
-    text = " ".join(f"w{rng.integers(40)}" for _ in range(n_tokens))
-    keys = {"arm": arm, "task": task, "prompt": prompt, "warmup": prompt == 0}
+    words = rng.integers(40, size=n_tokens).tolist()
+    text = " ".join(f"w{word}" for word in words)
+    repeats = repeated_share(words)
+    keys = {"arm": arm, "task": task, "prompt": prompt, "warmup": prompt == 0, "looped": repeats >= LOOP_SHARE}
     row = keys | {
         "prompt_tokens": 90,
         "n_tokens": n_tokens,
@@ -117,7 +120,7 @@ def _prompt(run, rng, arm, task, prompt, budget, odds, cheap, faster):
         "budget": budget,
         "tree_size": float(budget),
         "finish": "stop",
-        "repeats": repeated_share(text),
+        "repeats": repeats,
         "matches_ar": True,
         "text": text,
         "sha256": sha256([n_tokens]),
@@ -138,6 +141,18 @@ def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
     tree = [None] * budget
     facts = {"entropy": entropy, "accepted": min(accepted, kept), "committed": [0] * kept, "tree": tree, "ms": ms}
     return SimpleNamespace(index=index, truncated=kept < accepted + 1, extended=False, **facts)
+
+
+def rewrite_rounds(folder, rows):
+    """Replace a run's rounds, of doubled ones the last, and seal its answers anew as if these had been written."""
+    rows = {(*answer_key(row), row["round"]): row for row in rows}.values()
+    prompts = read_rows(folder / "prompts.jsonl")
+    record = read_json(folder / "provenance.json")
+    for name in ("prompts.jsonl", "rounds.jsonl"):
+        (folder / name).unlink()
+    with Run(folder, record) as run:
+        for prompt in prompts:
+            run.add(prompt, [row for row in rows if answer_key(row) == answer_key(prompt)])
 
 
 def packed_round(seed=0):

@@ -15,7 +15,8 @@ import numpy as np
 from glance.files import write_json
 from glance.law import DraftabilityLaw, decile_table
 from glance.metrics import drop_warmup
-from glance.records import SCHEMAS, read_rows
+from glance.records import SCHEMAS, read_rounds
+from glance.report.summary import drafted_block
 from glance.tasks import TASKS
 
 
@@ -24,6 +25,7 @@ def fit_law(
     *,
     cap: int | None = None,
     arm: str = "tree",
+    loops: bool = True,
     n_boot: int = 1000,
     seed: int = 0,
     out: str | Path | None = None,
@@ -32,8 +34,10 @@ def fit_law(
 
     Args:
         rounds_path: a run's rounds.jsonl.
-        cap: the farthest a round can accept (block size - 1), where it counts as censored; None reads it off the chain
-            arm, whose draft always fills the block, and without a chain arm censors nothing, as 0 does.
+        cap: the farthest a round can accept (block size - 1), where it counts as censored; None takes the block size that
+            the run's provenance names, and for a log that lies alone the chain arm's draft, which always fills the block;
+            without either nothing is censored, as with 0.
+        loops: False leaves out answers that loop (`looped`, see `glance.metrics.LOOP_SHARE`).
         out: where to write the result as JSON; None writes nothing.
 
     Returns:
@@ -45,23 +49,25 @@ def fit_law(
     path = Path(rounds_path)
     if not path.is_file():
         raise ValueError(f"{path}: no such round log: run 01-decode first, or name a run's rounds.jsonl")
-    found_rows = read_rows(path)
+    found_rows = read_rounds(path)
     for number, row in enumerate(found_rows, start=1):
         if missing := [name for name in SCHEMAS["rounds.jsonl"] if name not in row]:
             raise ValueError(f"{path}:{number}: no row of a rounds.jsonl: it has no {', '.join(missing[:4])}")
     rows = drop_warmup(found_rows)
-    mine = [row for row in rows if row["arm"] == arm and not row["extended"]]
+    mine = [row for row in rows if row["arm"] == arm and not row["extended"] and (loops or not row["looped"])]
     if not mine:
         arms = ", ".join(sorted({row["arm"] for row in rows})) or "none"
         raise ValueError(f"{path}: no rounds of arm {arm!r} after the warm-up; arms there: {arms}")
     if cap is None:
-        cap = max((row["tree_size"] for row in rows if row["arm"] == "chain"), default=0)
+        block_size = drafted_block(path.parent)
+        drafted = max((row["tree_size"] for row in rows if row["arm"] == "chain"), default=0)
+        cap = block_size - 1 if block_size else drafted
     found = dict.fromkeys(row["task"] for row in mine)
     names = [task for task in TASKS if task in found] + [task for task in found if task not in TASKS]
     options = {"cap": cap or None, "n_boot": n_boot, "seed": seed}
     laws = {name: _fit([row for row in mine if row["task"] == name], **options) for name in names}
     laws["pooled"] = _fit(mine, **options)
-    result = {"cap": cap or None, "arm": arm, "laws": laws}
+    result = {"cap": cap or None, "arm": arm, "loops": loops, "laws": laws}
     if out is not None:
         write_json(out, result)
     return result

@@ -15,7 +15,7 @@ from glance import metrics
 from glance.files import read_csv, read_json
 from glance.metrics import Interval
 from glance.paths import KEPT, PAPER, located
-from glance.records import read_rows, unpack_round
+from glance.records import read_prompts, read_rounds, unpack_round
 from glance.tasks import TASKS
 
 STEPS = ("draft", "tree", "verify", "commit")  # of a round, as rounds.jsonl books them
@@ -49,12 +49,17 @@ class Results:
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
         """The rows of prompts.jsonl."""
-        return self._rows("prompts.jsonl")
+        path = self._path("prompts.jsonl")
+        rows = read_prompts(path)
+        kept = metrics.drop_warmup(rows)
+        if not kept:
+            raise Missing(f"{path} has {len(rows)} rows and none after the warm-up: decode more prompts")
+        return kept
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """The rows of rounds.jsonl."""
-        return self._rows("rounds.jsonl")
+        """The rows of rounds.jsonl; none where no answer started a round."""
+        return metrics.drop_warmup(read_rounds(self._path("rounds.jsonl")))
 
     @cached_property
     def main(self) -> dict[str, Any]:
@@ -122,16 +127,16 @@ class Results:
                 raise Missing(f"{self.folder} has {n} prompts of {task}: an interval needs {least}")
 
     def tau(self, arm: str, tasks: Sequence[str] | None = None) -> Interval:
-        """Return tau of an arm, pooled over the rounds of the tasks (all where None)."""
+        """Return tau of an arm, pooled over the rounds of the tasks (all where None); nan where no answer has a round."""
         table, strata = self._table(arm, tasks)
-        return _interval(table, table, lambda ours, _: ours[:, 2].sum() / ours[:, 3].sum(), strata)
+        return _interval(table, table, lambda ours, _: _pooled(ours), strata)
 
     def tau_ratio(self, arm: str, other: str, tasks: Sequence[str] | None = None) -> Interval:
         """Return tau of an arm over tau of another on the same prompts."""
         (ours, strata), (base, _) = self._table(arm, tasks), self._table(other, tasks)
 
         def ratio(a: np.ndarray, b: np.ndarray) -> float:
-            return (a[:, 2].sum() / a[:, 3].sum()) / (b[:, 2].sum() / b[:, 3].sum())
+            return _pooled(a) / _pooled(b)
 
         return _interval(ours, base, ratio, strata)
 
@@ -176,12 +181,12 @@ class Results:
             Missing: no such answer, or a run that kept no trees; says what there is.
         """
         key = {"task": task, "prompt": prompt, "arm": arm}
-        rows = read_rows(self._path("prompts.jsonl"))
+        rows = read_prompts(self._path("prompts.jsonl"))
         if not (found := [row for row in rows if key.items() <= row.items()]):
             raise Missing(f"{self.folder} has no answer of {_said(key)}; it has {_offers(rows, key)}")
         if arm == "ar":
             raise Missing("arm ar is plain decoding, which has no rounds: choose another arm")
-        rounds = [row for row in read_rows(self._path("rounds.jsonl")) if key.items() <= row.items()]
+        rounds = [row for row in read_rounds(self._path("rounds.jsonl")) if key.items() <= row.items()]
         if not all(row.get("tree") for row in rounds):
             raise Missing(f"{self.folder} kept no trees: decode it again, under another name, with trees=True")
         return found[-1], [unpack_round(row) for row in sorted(rounds, key=lambda row: row["round"])]
@@ -217,12 +222,6 @@ class Results:
         rows.sort(key=lambda row: (row["task"], row["prompt"]))
         cells = [(r["ms_per_token"] * r["n_tokens"], r["n_tokens"], r["n_tokens"] - 1, r["rounds"]) for r in rows]
         return np.array(cells, float), np.array([row["task"] for row in rows])
-
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        rows = read_rows(self._path(name))
-        if not (kept := metrics.drop_warmup(rows)):
-            raise Missing(f"{self.folder / name} has {len(rows)} rows and none after the warm-up: decode more prompts")
-        return kept
 
     def _json(self, name: str) -> Any:
         return read_json(self._path(name))
@@ -261,9 +260,15 @@ def paper_main(task: str, source: str) -> dict[str, float]:
     return {k: float(v) for row in rows for k, v in row.items() if v and k not in ("task", "source")}
 
 
+def _pooled(table: np.ndarray) -> float:
+    """Return the tau of a table's prompts; nan without a round."""
+    rounds = table[:, 3].sum()
+    return float(table[:, 2].sum() / rounds) if rounds else float("nan")
+
+
 def _interval(ours: np.ndarray, base: np.ndarray, statistic: Any, strata: np.ndarray) -> Interval:
     """Bootstrap where there are prompts to draw from; a single prompt has no interval but its value."""
     if len(ours) < 2:
         value = float(statistic(ours, base))
         return Interval(value, value, value)
-    return metrics.paired_bootstrap(ours, base, statistic, strata=strata, n_boot=1000)
+    return metrics.paired_bootstrap(ours, base, statistic, strata=strata)

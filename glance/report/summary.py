@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from glance.files import write_json
+from glance.files import plain, read_json, write_json
 from glance.metrics import acceptance_length, break_even_tau, drop_warmup, geomean, paired_bootstrap, speedup
-from glance.records import read_rows
+from glance.records import read_prompts, read_rounds
 
 
 def number(value: float | None, width: int = 0, suffix: str = "") -> str:
@@ -24,21 +24,29 @@ def pooled_tau(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def not_lossless(folder: str | Path) -> list[str]:
     """Name every prompt of a run whose ids differ from ar's: empty where the run is lossless."""
-    rows = read_rows(Path(folder) / "prompts.jsonl")
+    rows = read_prompts(Path(folder) / "prompts.jsonl")
     return [f"{row['arm']}/{row['task']}/{row['prompt']}" for row in rows if not row["matches_ar"]]
 
 
 def main_table(folder: str | Path) -> dict[str, Any]:
-    """Sum up a run per task and arm, and pooled over tasks; also writes `main_table.json` beside the rows."""
+    """Sum up a run per task and arm, and pooled over tasks; also writes `main_table.json` beside the rows.
+
+    What has no value is None: tau and what follows from it where no answer started a round, an acceptance rate where the
+    provenance names no block size.
+
+    Raises:
+        ValueError: no rows, or rows that are not whole (see `glance.records.read_rounds`).
+    """
     folder = Path(folder)
-    prompts = drop_warmup(read_rows(folder / "prompts.jsonl"))
-    rounds = drop_warmup(read_rows(folder / "rounds.jsonl"))
+    prompts = drop_warmup(read_prompts(folder / "prompts.jsonl"))
+    rounds = drop_warmup(read_rounds(folder / "rounds.jsonl"))
     if not prompts:
         raise ValueError(f"{folder} has no decoded prompts: run 01-decode or `glance main-table` first")
     arms = list(dict.fromkeys(row["arm"] for row in prompts))
     tasks = list(dict.fromkeys(row["task"] for row in prompts))
     steady = [arm for arm in arms if arm != "auto"][-1]  # whose rounds the entropies are taken at
-    reach = max((row["accepted"] for row in rounds), default=1) or 1
+    block_size = drafted_block(folder)
+    reach = block_size - 1 if block_size else None
     rows = []
     for task in tasks:
         entropies = [row["entropy"] for row in rounds if row["task"] == task and row["arm"] == steady]
@@ -53,15 +61,23 @@ def main_table(folder: str | Path) -> dict[str, Any]:
         pooled.append({"arm": arm, **_summary(mine, rounds, reach), **_speedup(prompts, arm, tasks)})
     facts = {name: prompts[0][name] for name in ("device", "dtype")} | {"timing": "decode_only"}
     budget = max(row["budget"] for row in prompts)
-    table = {**facts, "budget": budget, "rows": rows, "pooled": pooled}
+    table = plain({**facts, "budget": budget, "block_size": block_size, "rows": rows, "pooled": pooled})
     write_json(folder / "main_table.json", table)
     return table
 
 
-def _summary(mine: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]], reach: int) -> dict[str, Any]:
+def drafted_block(folder: str | Path) -> int | None:
+    """Return the block size of a run's drafter, as its provenance says; None where it says none."""
+    path = Path(folder) / "provenance.json"
+    return read_json(path).get("drafter", {}).get("block_size") if path.is_file() else None
+
+
+def _summary(
+    mine: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]], reach: int | None
+) -> dict[str, Any]:
     """Sum up one arm's prompts, and its rounds without the cut ones."""
     arm, tasks = mine[0]["arm"], {row["task"] for row in mine}
-    whole = [row["tau"] for row in rounds if row["arm"] == arm and row["task"] in tasks and not row["truncated"]]
+    whole = [row["committed"] for row in rounds if row["arm"] == arm and row["task"] in tasks and not row["truncated"]]
     tokens, tau = sum(row["n_tokens"] for row in mine), pooled_tau(mine)
     return {
         "n": len(mine),
@@ -70,10 +86,11 @@ def _summary(mine: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, An
         "tau": tau,
         "tau_uncut": float(np.mean(whole)) if whole else tau,
         "accepted_length": tau - 1,
-        "acceptance_rate": (tau - 1) / reach,
+        "acceptance_rate": (tau - 1) / reach if reach else None,
         "ms_per_token": sum(row["ms_per_token"] * row["n_tokens"] for row in mine) / tokens,
         "tree_size": float(np.mean([row["tree_size"] for row in mine])),
         "repeats": float(np.mean([row["repeats"] for row in mine])),
+        "looped": sum(row["looped"] for row in mine),
         "identical": sum(row["matches_ar"] for row in mine),
     }
 
@@ -107,6 +124,8 @@ def table_text(table: Mapping[str, Any]) -> str:
     ]
     for row in [*table["rows"], *({"task": "all", **pooled} for pooled in table["pooled"])]:
         mark = "  SLOWDOWN" if row["speedup"] < 1 else ""
+        if row.get("looped"):
+            mark += f"  {row['looped']} of {row['n']} LOOP"
         lines.append(
             f"{row['task']:9s} {row['arm']:8s} {row['n']:4d} {number(row['tau'], 6)} {row['ms_per_token']:9.2f} "
             f"{number(row['speedup'], 8, 'x')}  [{number(row['speedup_low'])}, {number(row['speedup_high'])}]    "

@@ -262,7 +262,7 @@ def _latex(text: str) -> str:
 def written(paths: str | Path | Iterable[str | Path]) -> Any:
     """Tabulate files, or all below a folder, in a data frame for a notebook's end: name, rows, bytes, head of sha256."""
     if isinstance(paths, (str, Path)):
-        paths = sorted(path for path in Path(paths).rglob("*") if path.is_file())
+        paths = sorted(path for path in Path(paths).rglob("[!.]*") if path.is_file())
     rows = []
     for path in map(Path, paths):
         data = path.read_bytes()

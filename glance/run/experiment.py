@@ -7,9 +7,9 @@ Arms: "ar" the oracle; "chain" the head as a width-1 chain; "tree" at the run's 
 trees as wide as pays (`glance.drafters.width`).
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,11 +22,12 @@ from glance.drafters.block import BlockDrafter
 from glance.drafters.costs import time_passes
 from glance.files import file_sha256, read_json, sha256, write_json
 from glance.head import as_dtype, check_pair, load_block_head
-from glance.metrics import repeated_share
+from glance.metrics import LOOP_SHARE, repeated_share
 from glance.paths import named
 from glance.records import Stats, round_row
 from glance.report.summary import number, pooled_tau
-from glance.run.folder import Run, provenance
+from glance.run.fingerprint import files_sha256, processor_sha256, weights_sha256
+from glance.run.folder import Run, differences, provenance
 from glance.run.progress import Progress
 from glance.target import StreamPositions, Target
 from glance.tasks import Prompt, check_prompts, encode, load_tasks, task_names
@@ -57,8 +58,6 @@ class Plan:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}")
-        if self.max_pixels is not None and self.max_pixels < 1:
-            raise ValueError(f"max_pixels must be at least 1, or left out; got {self.max_pixels}")
         if self.arms[:1] != ("ar",):
             raise ValueError(f"arms must begin with ar, which the others are compared with; got {', '.join(self.arms)}")
         for arm in self.arms:
@@ -67,6 +66,13 @@ class Plan:
         twice = sorted({arm for arm in self.arms if self.arms.count(arm) > 1})
         if twice:
             raise ValueError(f"each arm (and each of sweep_budgets) is decoded once; twice: {', '.join(twice)}")
+        for name, least in (("budget", 0), ("branch_k", 1), ("extend_budget", 0), ("max_new_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_pixels is not None and self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, or left out; got {self.max_pixels}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 or a positive number, got {self.temperature}")
         if "auto" in self.arms and self.extend_budget:
             raise ValueError(f"the arm auto goes with extend_budget=0, got {self.extend_budget}")
         known = task_names(self.data)
@@ -106,6 +112,22 @@ class Pair:
     def dtype(self) -> str:
         """The target's dtype by name."""
         return str(self.target.get_input_embeddings().weight.dtype).removeprefix("torch.")
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """Fingerprints of the target, the head and the processor: what stands in their places now, whatever the path."""
+        return {
+            "target": weights_sha256(self.target),
+            "head": weights_sha256(self.head),
+            "processor": processor_sha256(self.processor),
+        }
+
+    @property
+    def drafter(self) -> dict[str, Any]:
+        """What proposes trees, and the places of its block."""
+        head = self.head
+        facts = {name: getattr(head, name) for name in ("block_size", "mask_token_id")}
+        return {"name": "block", "head": type(head).__name__, **facts, "target_layer_ids": list(head.target_layer_ids)}
 
 
 def load_pair(
@@ -167,26 +189,29 @@ def decode_tasks(
     its prompts, and shows how far it is under the name `stage`.
 
     Raises:
-        ValueError: a bad task file (before any decoding), or a folder that holds another run.
+        ValueError: a bad task file (before any decoding), or a folder that holds another run or that another process
+            writes to.
     """
     prompts = plan.prompts()
     check_prompts(pair.processor, prompts)
-    run = Run(folder, run_provenance(pair, plan))
+    BlockDrafter(pair.head, plan.budget, plan.branch_k, plan.extend_budget)  # refuses a head that is none
+    check_pair(pair.head, pair.target)
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
-    finished = sum(not _missing(plan, run, prompt) for prompt in prompts)
-    progress = Progress(stage, len(prompts), finished)
-    for task, rows in by_task.items():
-        began = perf_counter()
-        for prompt in rows:
-            if _missing(plan, run, prompt):
-                _decode_prompt(pair, plan, run, prompt)
-                progress.step()
-        say(_task_line(run, plan, task, perf_counter() - began))
-        if after_task:
-            after_task(rows)
-    progress.close()
+    with Run(folder, run_provenance(pair, plan, prompts)) as run:
+        finished = sum(not _missing(plan, run, prompt) for prompt in prompts)
+        progress = Progress(stage, len(prompts), finished)
+        for task, rows in by_task.items():
+            began = perf_counter()
+            for prompt in rows:
+                if _missing(plan, run, prompt):
+                    _decode_prompt(pair, plan, run, prompt)
+                    progress.step()
+            say(_task_line(run, plan, task, perf_counter() - began))
+            if after_task:
+                after_task(rows)
+        progress.close()
     return run
 
 
@@ -206,7 +231,9 @@ def _decode_prompt(pair: Pair, plan: Plan, run: Run, prompt: Prompt) -> None:
     for arm in missing:
         tokens, stats = decoded[arm]
         text = pair.processor.decode(tokens, skip_special_tokens=True)
+        repeats = repeated_share(tokens)
         keys = {"arm": arm, "task": prompt.task, "prompt": prompt.index, "warmup": prompt.index == 0}
+        keys["looped"] = repeats >= LOOP_SHARE
         row = keys | {
             "prompt_tokens": ids.shape[1],
             "n_tokens": stats.n_tokens,
@@ -217,7 +244,7 @@ def _decode_prompt(pair: Pair, plan: Plan, run: Run, prompt: Prompt) -> None:
             "budget": plan.budget_of(arm),
             "tree_size": float(np.mean([len(report.tree) for report in stats.rounds])) if stats.rounds else 0.0,
             "finish": stats.finish,
-            "repeats": repeated_share(text),
+            "repeats": repeats,
             "matches_ar": sha256(tokens) == greedy,
             "text": text,
             "sha256": sha256(tokens),
@@ -230,21 +257,24 @@ def _decode_prompt(pair: Pair, plan: Plan, run: Run, prompt: Prompt) -> None:
 def reuse(path: str | Path, pair: Pair, plan: Plan, make: Any) -> dict[str, Any]:
     """Return the report at `path` if this plan on this pair wrote it, so that a pipeline resumes; else make and write it."""
     path, now = Path(path), run_provenance(pair, plan)
-    same = ("parameters", "versions", "device", "dtype", "attention", "data")
     if path.is_file():
         report = read_json(path)
-        before = report.get("provenance", {})
-        if all(before.get(key) == json.loads(json.dumps(now[key], default=str)) for key in same):
+        if not differences(report.get("provenance", {}), now):
             return report
     report = {**make(), "provenance": now}
     write_json(path, report)
     return report
 
 
-def run_provenance(pair: Pair, plan: Plan) -> dict[str, Any]:
-    """Say what a run of this plan on this pair is."""
+def run_provenance(pair: Pair, plan: Plan, prompts: Sequence[Prompt] | None = None) -> dict[str, Any]:
+    """Say what a run of this plan on this pair is; `prompts` are the plan's, where they are read already."""
     data = Path(plan.data)
     gpu = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else None
+    images: dict[str, list[Path]] = {}
+    for prompt in plan.prompts() if prompts is None else prompts:
+        video = prompt.video or ()
+        frames = video if isinstance(video, tuple) else (video,)
+        images.setdefault(prompt.task, []).extend((*prompt.images, *frames))
     return provenance(
         asdict(plan) | {"data": named(data), **pair.names},
         device=pair.device.type,
@@ -253,6 +283,9 @@ def run_provenance(pair: Pair, plan: Plan) -> dict[str, Any]:
         threads=torch.get_num_threads(),
         attention=pair.target.config.get_text_config()._attn_implementation,
         data={f"{task}.jsonl": file_sha256(data / f"{task}.jsonl") for task in plan.tasks or task_names(data)},
+        images={task: files_sha256(paths) for task, paths in images.items()},
+        weights=pair.weights,
+        drafter=pair.drafter,
     )
 
 

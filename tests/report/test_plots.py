@@ -213,7 +213,7 @@ def test_a_task_without_a_fit_stops_no_other(folder, tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         row["accepted"] = 0 if row["task"] == "docvqa" else row["accepted"]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    synthetic_run.rewrite_rounds(tmp_path / "run", rows)
     laws = fit_law(path, n_boot=50, out=tmp_path / "run" / "law.json")["laws"]
     assert "no finite fit" in laws["docvqa"]["failed"] and laws["docvqa"]["b1"] is None and laws["caption"]["b1"] > 0
     results = Results(tmp_path / "run")
@@ -232,8 +232,8 @@ def test_fit_law_refuses_what_it_cannot_fit(folder, tmp_path):
 def test_a_recorded_tree_is_drawn_and_without_one_there_is_none(folder, tmp_path):
     assert plots.tree_pictures(Results(folder)) == []
     shutil.copytree(folder, tmp_path / "run")
-    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps(synthetic_run.packed_round()) + "\n")
+    rows = records.read_rows(tmp_path / "run" / "rounds.jsonl")
+    synthetic_run.rewrite_rounds(tmp_path / "run", [*rows, synthetic_run.packed_round()])
     (figure,) = plots.tree_pictures(Results(tmp_path / "run"), "t{}".format)
     first, again = (plots.save(figure, "tree", tmp_path / name)["svg"].read_bytes() for name in "ab")
     assert first == again and b"t99" in first

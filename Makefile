@@ -27,6 +27,7 @@ test: $(READY)  ## lint, then the whole suite
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
+# One thread is the default of the tests; GLANCE_TEST_THREADS=4 make test (or test-avx2) takes four.
 test-avx2: $(READY)  ## the suite as on a processor with AVX2 alone
 	$(AVX2) $(BIN)/python -m pytest -n auto $(ARGS)
 

@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Blocker())
 
 def run(code):
     return subprocess.run(
-        [sys.executable, "-c", BLOCKER + textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", BLOCKER + textwrap.dedent(code)], capture_output=True, text=True, timeout=3600
     )
 
 
@@ -44,7 +44,7 @@ def test_numpy_alone_suffices():
         entropy = rng.uniform(0, 2, 400)
         law = glance.DraftabilityLaw.fit(entropy, rng.geometric(1 - 1 / (1 + np.exp(entropy - 1))) - 1)
         assert law.expected(0.0) > law.expected(1.0)
-        assert glance.metrics.geomean([1.0, 4.0]) == 2.0
+        assert abs(glance.metrics.geomean([1.0, 4.0]) - 2.0) < 1e-12
         assert not {"torch", "transformers", "scipy", "pandas"} & set(sys.modules)
         print("done")
         """

@@ -71,7 +71,7 @@ def test_bootstrap_by_prompt_sees_the_dependence_that_rounds_alone_hide():
     p = 1 / (1 + np.exp(0.9 * h - 1.5 - np.repeat(rng.normal(0, 0.8, 60), 20)))
     a = np.minimum(rng.geometric(1 - p) - 1, 15)
     naive, clustered = DraftabilityLaw.fit(h, a, cap=15), DraftabilityLaw.fit(h, a, cap=15, groups=prompts)
-    assert (naive.b0, naive.b1) == (clustered.b0, clustered.b1)
+    assert (naive.b0, naive.b1) == pytest.approx((clustered.b0, clustered.b1))
     assert clustered.se_b1 > 1.5 * naive.se_b1 and np.ptp(clustered.rho_ci) > 1.3 * np.ptp(naive.rho_ci)
     assert (clustered.n_groups, clustered.n_boot, naive.n_groups) == (60, 1000, 0)
 
@@ -91,6 +91,11 @@ def test_bootstrap_on_cells_equals_refitting_each_resample():
     assert np.allclose(law.rho_ci, np.quantile(rhos, [0.025, 0.975]), atol=5e-3)
 
 
+def numbers_of(law):
+    """Return a law's numbers in one list."""
+    return [n for v in vars(law).values() if not isinstance(v, str) for n in (v if isinstance(v, tuple) else [v])]
+
+
 def test_groups_are_what_they_name():
     h, a = simulate(1.0, 0.7, 300, cap=15)
     numbers = np.arange(300) % 20
@@ -98,8 +103,10 @@ def test_groups_are_what_they_name():
     laws = [
         DraftabilityLaw.fit(h, a, cap=15, groups=g, n_boot=50) for g in (numbers, tuples, [f"p{g}" for g in numbers])
     ]
-    assert laws[0] == laws[1] == laws[2]
-    assert laws[0] != DraftabilityLaw.fit(h, a, cap=15, groups=numbers, n_boot=50, seed=1)
+    other = DraftabilityLaw.fit(h, a, cap=15, groups=numbers, n_boot=50, seed=1)
+    first = numbers_of(laws[0])
+    assert numbers_of(laws[1]) == pytest.approx(first) and numbers_of(laws[2]) == pytest.approx(first)
+    assert laws[0].b1_ci != pytest.approx(other.b1_ci)
 
 
 def test_truncated_rounds_are_left_out():
@@ -108,7 +115,7 @@ def test_truncated_rounds_are_left_out():
     spoiled = np.where(cut, 0, a)
     law = DraftabilityLaw.fit(h, spoiled, cap=15, truncated=cut, groups=np.arange(300) % 9, n_boot=20)
     assert law.n_truncated == cut.sum() and law.n == 300 - cut.sum()
-    assert law.b1 == DraftabilityLaw.fit(h[~cut], a[~cut], cap=15).b1
+    assert law.b1 == pytest.approx(DraftabilityLaw.fit(h[~cut], a[~cut], cap=15).b1)
 
 
 @given(st.floats(-700, 700), st.integers(1, 64))
@@ -289,7 +296,8 @@ def test_numpy_lists_and_series_are_one_data():
     frame = pandas.DataFrame({"entropy": h, "accepted": a, "prompt": [f"p{i % 8}" for i in range(100)]})
     law = DraftabilityLaw.fit(h.tolist(), a.tolist(), cap=9, groups=frame["prompt"].tolist(), n_boot=20)
     columns = frame["entropy"], frame["accepted"]
-    assert law == DraftabilityLaw.fit(*columns, cap=np.int64(9), groups=frame["prompt"], n_boot=20)
+    series = DraftabilityLaw.fit(*columns, cap=np.int64(9), groups=frame["prompt"], n_boot=20)
+    assert numbers_of(series) == pytest.approx(numbers_of(law))
 
 
 def test_decile_table_equals_pandas_and_shares_ties():

@@ -125,7 +125,7 @@ def reproduce(copy: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(copy / "project"), "OMP_NUM_THREADS": "1", "HOME": str(home)}
     command = [sys.executable, "-m", "glance", "reproduce", "--profile", str(copy / "tiny.yaml"), *arguments]
     return subprocess.run(
-        command, cwd=copy / "elsewhere", env=environment, capture_output=True, text=True, timeout=1500
+        command, cwd=copy / "elsewhere", env=environment, capture_output=True, text=True, timeout=3600
     )
 
 

@@ -10,6 +10,8 @@ from glance import precision
 def timed(monkeypatch):
     """Say what products take by dtype, in place of a measurement."""
 
+    monkeypatch.delenv("GLANCE_PRECISION", raising=False)
+
     def set_times(bfloat16: float, float32: float = 1.0) -> None:
         times = {torch.bfloat16: bfloat16, torch.float32: float32}
         monkeypatch.setattr(precision, "product_ms", lambda dtype, device: times[dtype])
@@ -31,6 +33,24 @@ def test_training_takes_bfloat16_where_it_is_fast(timed, bfloat16, choice):
 def test_what_is_asked_for_is_not_measured(monkeypatch, asked):
     monkeypatch.setattr(precision, "product_ms", lambda *args: pytest.fail("measured"))
     assert precision.training_precision(asked, "cpu") == asked
+
+
+@pytest.mark.parametrize("given", ["bfloat16", "float32"])
+def test_the_environment_takes_the_place_of_the_measurement(monkeypatch, given):
+    monkeypatch.setattr(precision, "product_ms", lambda *args: pytest.fail("measured"))
+    monkeypatch.setenv("GLANCE_PRECISION", given)
+    assert precision.training_precision("auto", "cpu") == given
+    assert precision.training_precision("float32", "cpu") == "float32"
+    assert precision.describe("cpu") == f"GLANCE_PRECISION is set: training in {given}"
+    monkeypatch.setenv("GLANCE_PRECISION", "half")
+    with pytest.raises(ValueError, match="GLANCE_PRECISION must be bfloat16 or float32, got 'half'"):
+        precision.training_precision("auto", "cpu")
+
+
+def test_float16_is_judged_like_bfloat16(monkeypatch):
+    times = {torch.float16: 30.0, torch.bfloat16: 0.5, torch.float32: 1.0}
+    monkeypatch.setattr(precision, "product_ms", lambda dtype, kind: times[dtype])
+    assert not precision.is_fast(torch.float16, "cpu") and precision.is_fast(torch.bfloat16, "cuda:0")
 
 
 def test_a_product_is_timed_once_per_dtype_and_device():

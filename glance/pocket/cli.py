@@ -47,7 +47,7 @@ def run_train(args: argparse.Namespace) -> None:
         return
     save_target(run.model, run.tokenizer, args.out / "target")
     begun = [asdict(stage) for stage in run.plan[: run.stage + 1]]
-    summary = {"seed": run.seed, **summarise_log(args.work / "log.jsonl", begun)}
+    summary = {"seed": run.seed, "precision": run.precision, **summarise_log(args.work / "log.jsonl", begun)}
     write_json(args.out / "training.json", summary)
 
 
@@ -92,6 +92,12 @@ def add_subcommands(subparsers) -> None:
     train.add_argument("--seed", type=int, default=1)
     train.add_argument("--every", type=int, default=100, help="steps between log rows")
     train.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, resumable")
+    train.add_argument(
+        "--precision",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="of training; auto: bfloat16 where that is fast",
+    )
     train.add_argument("--snapshot", action="store_true", help="write target/ even where the plan is not done")
     train.set_defaults(run=run_train, resumes=True)
     head = subparsers.add_parser(

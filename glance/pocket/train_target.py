@@ -284,20 +284,23 @@ def train_target(
     probes: int = 24,
     workers: int = 1,
     max_seconds: float = math.inf,
+    precision: str = "auto",
 ) -> Run:
     """Train the pocket target in a folder, from its checkpoint where there is one.
 
     Args:
         out: gets `log.jsonl`, `checkpoint.pt` and `snapshot/`, a folder that `from_pretrained` loads.
         max_seconds: stop after this long; calling again goes on.
+        precision: of products: "bfloat16", "float32", or "auto" for bfloat16 where that is fast.
 
     Returns:
         The run; `save_target(run.model, run.tokenizer, folder)` ships it.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     out.mkdir(parents=True, exist_ok=True)
-    print(describe("cpu"), flush=True)
-    run = Run(seed, plan)
+    if precision == "auto":
+        print(describe("cpu"), flush=True)
+    run = Run(seed, plan, precision=precision)
     until = time.time() + max_seconds
     if (out / "checkpoint.pt").is_file():
         run.load(out / "checkpoint.pt")

@@ -3,6 +3,7 @@
 Rounds that were cut at a stop token or at the limit are left out throughout.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,10 @@ def compare_acceptance(
 
 def acceptance_text(result: dict[str, Any]) -> str:
     """Lay out acceptance by offset, decoded beside teacher-forced."""
-    taus = "  ".join(f"{name} {value:.2f}" for name, value in result.items() if name.startswith("tau"))
+    shown = {
+        name: f"{value:.2f}" if math.isfinite(value) else "-" for name, value in result.items() if name[:3] == "tau"
+    }
+    taus = "  ".join(f"{name} {text}" for name, text in shown.items())
     pairs = zip(result["decode"], result["teacher_forced"], strict=True)
     rows = [f"{k:6d}  {decoded:6.3f}  {forced:14.3f}" for k, (decoded, forced) in enumerate(pairs, start=1)]
     return "\n".join([f"{taus}  over {result['rounds']} rounds", "offset  decode  teacher-forced", *rows])

@@ -12,6 +12,7 @@ Shapes: n sequences, A anchors, S = r + B rows of a block, T places of context, 
 """
 
 import math
+import numbers
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,20 +65,32 @@ class TrainSettings:
         counts |= {"warmup": 0, "patience": 0, "budget": 1, "seed": 0}
         for name, least in counts.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not _is_whole(value) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        for name in ("decay", "scout", "clip", "minutes"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+        for name in ("decay", "clip", "minutes"):
+            value = getattr(self, name)
+            if not _is_number(value) or not value >= 0:
+                raise ValueError(f"{name} must be a number, 0 or more, got {value!r}")
         for name in ("rate", "matrix_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        if not 0 <= self.reveal <= 1:
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if not _is_number(self.scout) or not 0 <= self.scout <= 1e6:
+            raise ValueError(f"scout must be a number from 0 to a million, got {self.scout!r}")
+        if not _is_number(self.reveal) or not 0 <= self.reveal <= 1:
             raise ValueError(f"reveal is a share, 0 to 1, got {self.reveal!r}")
-        if any(not isinstance(layer, int) or layer < 0 for layer in self.kept):
-            raise ValueError(f"kept lists layers of the target, from 0, got {list(self.kept)}")
+        if not isinstance(self.kept, (tuple, list)) or not all(_is_whole(layer) and layer >= 0 for layer in self.kept):
+            raise ValueError(f"kept lists layers of the target, from 0, got {self.kept!r}")
         if self.precision not in ("auto", "bfloat16", "float32"):
             raise ValueError(f"precision must be auto, bfloat16 or float32, got {self.precision!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 class Blocks(NamedTuple):
@@ -247,9 +260,9 @@ def block_loss(
     hidden = run_blocks(head, target, blocks)
     hook.remove()
     labelled = (blocks.labels != IGNORE).flatten(1)
-    k = torch.arange(blocks.ids.shape[-1], device=hidden.device) - blocks.revealed  # 1, 2, ... on the masks
+    k = torch.arange(blocks.ids.shape[-1], dtype=torch.float64) - blocks.revealed  # 1, 2, ... on the masks
     decay = settings.decay or math.inf  # without a decay all offsets weigh the same
-    weights = torch.exp(-(k - 1) / decay).expand_as(blocks.labels).flatten(1)[labelled]
+    weights = torch.exp((1 - k) / decay).to(hidden.device, torch.float32).expand_as(blocks.labels).flatten(1)[labelled]
     logits = block_logits(head, target)(hidden[labelled]).float()
     losses = F.cross_entropy(logits, blocks.labels.flatten(1)[labelled], reduction="none")
     if scout is not None:

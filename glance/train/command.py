@@ -30,6 +30,8 @@ class EncodedPrompts(Sequence):
 
 def split_tasks(data: str | Path, held_out: int) -> tuple[list[Prompt], list[Prompt]]:
     """Read every task of a folder; keep each task's last `held_out` prompts for validation."""
+    if held_out < 1:
+        raise ValueError(f"held-out must be at least 1 prompt of each task, got {held_out}")
     tasks = task_names(data)
     if not tasks:
         raise ValueError(f"{data} has no task files (<task>.jsonl with rows like {{'prompt': ..., 'image': ...}})")

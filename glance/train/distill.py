@@ -26,7 +26,7 @@ from transformers import GenerationConfig, LogitsProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from glance.decode import stop_ids
-from glance.files import append_lines, read_lines, write_text
+from glance.files import append_lines, json_line, read_lines, write_text
 from glance.states import KeptStates, fuse
 from glance.target import StreamPositions
 from glance.vl import VisionPositions
@@ -55,20 +55,21 @@ class AnswerCache:
     def __init__(self, path: Path | None, target: nn.Module, max_new_tokens: int, precision: str = "float32"):
         self.path = path
         self.answers: dict[str, list[int]] = {}
-        self.asked: list[str] = []  # hashes of the prompts of a build, in order
         owner = {"target": fingerprint(target), "max_new_tokens": max_new_tokens, "precision": precision}
         if path is None:
             return
         lines = read_lines(path) if path.is_file() else []
         if lines and json.loads(lines[0]) != owner:
-            raise ValueError(f"{path} holds answers of another run: {lines[0]}, this one is {json.dumps(owner)}")
+            raise ValueError(
+                f"{path} holds answers of another run: {lines[0]}, this one is {json_line(owner).rstrip()}"
+            )
         for line in lines[1:]:
             if line.endswith("}"):  # a half-written last line is answered again
                 row = json.loads(line)
                 self.answers[row["prompt"]] = row["tokens"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [json.dumps({"prompt": key, "tokens": tokens}) for key, tokens in self.answers.items()]
-        write_text(path, "\n".join([json.dumps(owner), *rows]) + "\n")
+        rows = [{"prompt": key, "tokens": tokens} for key, tokens in self.answers.items()]
+        write_text(path, "".join(map(json_line, [owner, *rows])))
 
     def add(self, keys: Sequence[str], texts: Sequence[list[int]]) -> None:
         """Keep answers, in memory and on disk."""
@@ -96,9 +97,12 @@ def prompt_key(inputs: Inputs) -> str:
     return digest.hexdigest()
 
 
-def keys_hash(keys: Sequence[str]) -> str:
-    """Return one hash of many prompts' hashes, in order."""
-    return hashlib.blake2b("".join(keys).encode(), digest_size=12).hexdigest()
+def data_hash(prompts: Sequence[Inputs]) -> str:
+    """Return one hash of many prompts, in order; each is encoded and let go of."""
+    digest = hashlib.blake2b(digest_size=12)
+    for i in range(len(prompts)):
+        digest.update(prompt_key(prompts[i]).encode())
+    return digest.hexdigest()
 
 
 def stack_inputs(prompts: Sequence[Inputs], ids: Sequence[torch.Tensor], pad: int, *, left: bool) -> dict[str, Any]:
@@ -217,7 +221,6 @@ def build_examples(
     for begin in range(0, len(prompts), 4 * batch):
         encoded = {i: prompts[i] for i in range(begin, min(begin + 4 * batch, len(prompts)))}
         keys = {i: prompt_key(prompt) for i, prompt in encoded.items()}
-        cache.asked += keys.values()
         for group in _groups([i for i in encoded if keys[i] not in cache.answers], encoded, {}, batch):
             texts, states = answer(target, [encoded[i] for i in group], max_new_tokens, layer_ids)
             cache.add([keys[i] for i in group], texts)
@@ -260,12 +263,14 @@ def _pad_id(target: nn.Module) -> int:
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Let "sdpa" be two matmuls and a softmax while entered: in bfloat16 on a CPU up to three times faster."""
-    fast = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend
     try:
         yield
     finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = fast
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # what the library registers, now or later, shows again
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] is not stock:
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = stock  # someone's own, or one of ours around this one
 
 
 def _attend(module, query, key, value, attention_mask, scaling=None, is_causal=None, **kwargs):

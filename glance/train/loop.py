@@ -7,7 +7,6 @@ where the texts and states come from in `glance.train.distill`.
 """
 
 import copy
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 from glance.drafters.block import BlockDrafter
-from glance.files import append_lines, write_json
+from glance.files import append_lines, plain, write_json
 from glance.head import load_block_head
 from glance.precision import describe, training_precision
 from glance.train.acceptance import compare_acceptance, decode_rounds, tau_of
@@ -35,10 +34,9 @@ from glance.train.distill import (
     Example,
     Inputs,
     build_examples,
+    data_hash,
     fingerprint,
-    keys_hash,
     plain_attention,
-    prompt_key,
 )
 from glance.train.muon import build_muon
 
@@ -56,7 +54,6 @@ class HeadRun:
         self.seconds = 0.0
         self.best = -math.inf
         self.stale = 0  # validations since the best
-        self._data: str | None = None  # hash of the prompts of the checkpoint that was resumed
         self.precision = training_precision(settings.precision, self._device)
         width = target.get_input_embeddings().weight.shape[1]
         self.scout = nn.Linear(width, width).to(self._device) if settings.scout else None
@@ -105,7 +102,8 @@ class HeadRun:
 
     def save(self, path: Path) -> None:
         """Write the checkpoint; a kill leaves the old one whole."""
-        state = {name: getattr(self, name) for name in ("owner", "step", "seconds", "best", "stale")}
+        state = {name: getattr(self, name) for name in ("step", "seconds", "best", "stale")}
+        state["owner"] = plain(self.owner)
         state["parts"] = [part.state_dict() for part in self._parts]
         torch.save(state, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
@@ -113,24 +111,14 @@ class HeadRun:
     def load(self, path: Path) -> None:
         """Resume from a checkpoint of this very run; refuse another's, naming what differs."""
         state = torch.load(path, map_location="cpu", weights_only=True)
-        theirs = state.pop("owner")
-        self._data = theirs.pop("data", None)
-        owner = json.loads(json.dumps(self.owner))
-        theirs = json.loads(json.dumps(theirs))
+        owner = plain(self.owner)
+        theirs = plain(state.pop("owner"))
         differ = [f"{k} {theirs.get(k)!r} there, {v!r} here" for k, v in owner.items() if theirs.get(k) != v]
         if differ:
             raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differ)}; choose another folder")
         for part, saved in zip(self._parts, state.pop("parts"), strict=True):
             part.load_state_dict(saved)
         vars(self).update(state)
-
-    def learns_from(self, data: str) -> None:
-        """Record the hash of the training prompts; refuse others than a checkpoint was trained on."""
-        if self._data not in (None, data):
-            raise ValueError(
-                f"the checkpoint was trained on other prompts ({self._data} there, {data} here); choose another folder"
-            )
-        self.owner["data"] = data
 
 
 def save_head(head: nn.Module, out: Path) -> None:
@@ -145,6 +133,11 @@ def train(
     losses: list[float] = []
     while run.progress < 1 and not 0 < run.settings.patience <= run.stale:
         losses.append(run.advance(examples))
+        if not math.isfinite(losses[-1]):
+            raise ValueError(
+                f"step {run.step}: the loss is {losses[-1]}; lower rate and matrix_rate (now {run.settings.rate} and "
+                f"{run.settings.matrix_rate}), or lower clip (now {run.settings.clip}, 0 for none)"
+            )
         if run.step % run.settings.every and run.progress < 1:
             continue
         tau = validate()
@@ -205,10 +198,11 @@ def train_head(
         report(describe(device))
     settings = replace(settings, precision=training_precision(settings.precision, device))
     head = new_head(target, settings, mask).train()
+    head.config.dflash_config["trained_in"] = settings.precision
     owner = {
         "target": fingerprint(target),
-        "prompts": len(prompts),
-        "held_out": keys_hash([prompt_key(held_out[i]) for i in range(len(held_out))]),
+        "prompts": data_hash(prompts),
+        "held_out": data_hash(held_out),
         **asdict(settings),
     }
     run = HeadRun(head, target, settings, mask, owner)
@@ -218,7 +212,6 @@ def train_head(
     out.mkdir(parents=True, exist_ok=True)
     cache = AnswerCache(Path(answers or out / "answers.jsonl"), target, settings.max_new_tokens, settings.precision)
     examples = learn_from(target, prompts, head, settings, cache, report)
-    run.learns_from(keys_hash(cache.asked))
     tree = BlockDrafter(head, settings.budget)
     validate = lambda: tau_of(decode_rounds(head, target, held_out, tree, settings.max_new_tokens))  # noqa: E731
     train(run, examples, out, validate, report)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from glance.paths import DATA
 from glance.pocket import card, cli
@@ -123,6 +125,33 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
         train_target(tmp_path, plan=TINY[:1], seed=9, workers=0)
     with pytest.raises(ValueError, match="a checkpoint of another run"):
         train_target(tmp_path, plan=(replace(TINY[0], batch=7),), workers=0)
+
+
+def test_the_checkpoint_says_its_precision_and_no_other_goes_on(tmp_path):
+    for made, here in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        folder = tmp_path / made
+        folder.mkdir()
+        Run(1, TINY[:1], precision=made).save(folder / "checkpoint.pt")  # without a step: bfloat16 may be slow here
+        assert torch.load(folder / "checkpoint.pt")["precision"] == made
+        with pytest.raises(ValueError, match=f"a checkpoint made in {made}, and this machine trains in {here}"):
+            train_target(folder, plan=TINY[:1], workers=0, precision=here)
+
+
+def test_in_float32_nothing_is_taken_in_bfloat16():
+    """Neither a product of the model nor a step of its optimisers: where bfloat16 is slow one would be felt."""
+    run = Run(0, TINY[1:], precision="float32")
+    seen = set()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            seen.update((func.__name__, one.dtype) for one in tree_leaves(out) if isinstance(one, torch.Tensor))
+            return out
+
+    with Products():
+        run.take_step(next(iter(PageStream(run.tokenizer, STRIPS, 2, "transcription", 1))))
+    assert {"mm.default", "addmm.default"} & {name for name, _ in seen}
+    assert not [name for name, dtype in seen if dtype in (torch.bfloat16, torch.float16)]
 
 
 def test_saved_target_reloads_and_names_the_stock_processor(run, tmp_path):

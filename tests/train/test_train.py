@@ -8,12 +8,16 @@ from dataclasses import fields, replace
 import pytest
 import torch
 import toys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import glance
 from glance.states import KeptStates, fuse
 from glance.target import StreamPositions, Target
 from glance.train import command
 from glance.train import loop as training
+from glance.train.acceptance import acceptance_text
 from glance.train.blocks import (
     IGNORE,
     TrainSettings,
@@ -172,8 +176,6 @@ def test_a_stopped_run_resumes_bit_for_bit(qwen3, examples, tmp_path):
 
 
 def test_plain_attention_says_the_same_and_is_put_back(qwen3, qwen3_vl):
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     for model, prompts in ((qwen3, text_prompts(4)), (qwen3_vl, vision_prompts(qwen3_vl))):
         texts, states = answer(model, prompts, 8, (1,))
@@ -296,12 +298,25 @@ def test_settings_below_what_makes_sense_are_refused_by_name(name):
             TrainSettings(**{name: wrong})
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"), [("kept", (-1,)), ("precision", "float16"), ("reveal", 1.5), ("steps", 2.5)]
-)
-def test_settings_of_another_kind_are_refused_by_name(name, wrong):
-    with pytest.raises(ValueError, match=f"^{name} "):
-        TrainSettings(**{name: wrong})
+WORDS = st.sampled_from([True, None, "x", "3", (), (1,), (-1,), (0.5,), float("nan"), math.inf, -math.inf, 1e300])
+VALUES = st.one_of(WORDS, st.integers(-2, 6), st.floats(-2, 6), st.sampled_from(["auto", "float16", "float32"]))
+
+
+@settings(max_examples=150)
+@given(st.sampled_from([item.name for item in fields(TrainSettings)]), VALUES)
+def test_a_setting_trains_or_is_refused_by_name(qwen3, examples, name, value):
+    """Whatever stands in a field: one line that names it before anything loads, or a step with a finite loss."""
+    try:
+        made = replace(SMALL, **{name: value})
+    except ValueError as error:
+        assert str(error).startswith(f"{name} ") and "\n" not in str(error)
+        return
+    if name in ("block", "layers", "kept"):
+        return  # the head's shape is the target's to judge: see new_head
+    run = HeadRun(new_head(qwen3, replace(made, layers=1), toys.MASK), qwen3, made, toys.MASK, {})
+    assert math.isfinite(run.advance(examples))
+    rates = [group["lr"] for optimiser in run.optimisers for group in optimiser.param_groups]
+    assert all(0 < rate < math.inf for rate in rates) and 0 < run.progress <= 1
 
 
 def test_nought_means_none_for_warmup_decay_clip_and_minutes(qwen3, examples):
@@ -331,6 +346,7 @@ def test_held_out_answers_of_one_token_leave_the_loss_to_judge(qwen3, tmp_path, 
     said = []
     result = train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, SMALL, report=said.append)
     assert math.isnan(result["tau_chain"]) and result["rounds"] == 0
+    assert "tau_chain -" in acceptance_text(result) and "nan" not in acceptance_text(result)
     assert any("no whole round in the held-out answers" in line for line in said)
     assert (tmp_path / "model.safetensors").is_file()
     for name in ("acceptance.json", "log.jsonl"):
@@ -338,11 +354,12 @@ def test_held_out_answers_of_one_token_leave_the_loss_to_judge(qwen3, tmp_path, 
 
 
 @pytest.mark.parametrize("changed", ["prompts", "held out"])
-def test_other_data_of_equal_count_is_another_run(changed, qwen3, tmp_path):
+def test_other_data_of_equal_count_is_another_run(changed, qwen3, tmp_path, monkeypatch):
     train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, SMALL, report=lambda line: None)
     others = [{"input_ids": toys.text_prompt(7, seed=90 + i)} for i in range(6)]
     prompts, held_out = (others, text_prompts(2)) if changed == "prompts" else (text_prompts(6), others[:2])
-    with pytest.raises(ValueError, match=r"other prompts|held_out .* there"):
+    monkeypatch.setattr(training, "learn_from", lambda *args: pytest.fail("the target was asked first"))
+    with pytest.raises(ValueError, match=f"{changed.replace(' ', '_')} '.*' there, '.*' here"):
         train_head(qwen3, None, prompts, held_out, tmp_path, SMALL, report=lambda line: None)
 
 
@@ -357,6 +374,45 @@ def test_the_precision_of_a_run_is_recorded_and_another_is_another_run(qwen3, tm
                 qwen3, None, text_prompts(6), text_prompts(2), tmp_path, settings, report=lambda line: None
             )
             assert result["precision"] == "float32"
+            config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+            assert config["dflash_config"]["trained_in"] == "float32"
+            checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+            assert checkpoint["owner"]["precision"] == "float32"
             continue
         with pytest.raises(ValueError, match="precision 'float32' there, 'bfloat16' here"):
             train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, settings, report=lambda line: None)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_its_checkpoint(qwen3, tmp_path, monkeypatch):
+    steps = iter([2.0] * 6 + [math.nan])
+
+    def advance(run, examples):
+        run.step += 1
+        return next(steps)
+
+    monkeypatch.setattr(HeadRun, "advance", advance)
+    with pytest.raises(
+        ValueError, match=r"^step 7: the loss is nan; lower rate and matrix_rate \(now 0.002 and 0.003\)"
+    ):
+        train_head(qwen3, None, text_prompts(6), text_prompts(2), tmp_path, SMALL, report=lambda line: None)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 6
+
+
+@pytest.mark.parametrize("held_out", [0, -1])
+def test_none_held_out_is_refused(tmp_path, held_out):
+    write_text_task(tmp_path / "data", 6)
+    with pytest.raises(ValueError, match=f"held-out must be at least 1 prompt of each task, got {held_out}"):
+        split_tasks(tmp_path / "data", held_out)
+
+
+def test_plain_attention_leaves_the_table_of_attentions_as_it_found_it(monkeypatch):
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", {})
+    with plain_attention(), plain_attention():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not stock
+    assert not ALL_ATTENTION_FUNCTIONS._local_mapping
+    own = lambda *args: None  # noqa: E731
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+    with plain_attention():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not own
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own

@@ -114,8 +114,15 @@ def wrong_layer_read(head: Any) -> Iterator[None]:
         head.target_layer_ids = original
 
 
+DELTA = "delta forced to 0"
+NEEDS = {  # tokens that a text must have: one of the prefill, then those that the fault can change
+    DELTA: 2,
+    "mask shifted by one": 2,
+    "path gather skipped": 4,  # a round whose path is gathered gives two, and the next round one
+    "wrong layer read": 2,
+}
 FAULTS: dict[str, tuple[Callable[[Any], Any], bool]] = {  # name: how it is planted, whether the audit must fail
-    "delta forced to 0": (delta_forced_to_zero, True),
+    DELTA: (delta_forced_to_zero, True),
     "mask shifted by one": (mask_shifted_by_one, True),
     "path gather skipped": (path_gather_skipped, True),
     "wrong layer read": (wrong_layer_read, False),

@@ -136,35 +136,31 @@ def _add_audit(commands: Any) -> None:
     _add_pair(parser)
     parser.add_argument("--n", type=int, default=20, help="prompts per task")
     parser.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or float16")
+    parser.add_argument(
+        "--generate-n", type=int, default=2, help="prompts per task that transformers' own generate decodes too"
+    )
     parser.add_argument("--out", help="write the report to this JSON file")
     parser.set_defaults(run=_audit)
 
 
 def _audit(arguments: argparse.Namespace) -> int:
     from glance.files import write_json
-    from glance.run.audit import audit
+    from glance.run.audit import audit, failures, lines
     from glance.run.experiment import load_pair
 
     plan = _plan(arguments)
     prompts = [prompt for prompt in plan.prompts() if prompt.index]
     pair = load_pair(arguments.target, arguments.head, dtype=arguments.dtype, device=arguments.device)
-    report = audit(pair, plan, prompts)
+    folder = (
+        Path(arguments.out).parent if arguments.out else RUNS / "audit"
+    )  # what an interrupted audit found is kept here
+    report = audit(pair, plan, prompts, generate_n=arguments.generate_n, folder=folder)
     if arguments.out:
         write_json(arguments.out, report)
-    for arm, count in report["arms"].items():
-        print(f"{arm}: {count['identical']} of {count['of']} identical to greedy")
-    for row in report["divergences"]:
-        place = f"{row['arm']} {row['task']}/{row['prompt']} at token {row['index']}"
-        print(f"  {row['kind']}: {place}, margin {row['margin']:.3g}")
-    for row in report["faults"]:
-        print(
-            f"planted: {row['fault']}: {'as it must' if row['caught'] else 'NOT AS IT MUST'} ({row['diverged']} differ)"
-        )
-    print(f"verdict: {report['verdict']}")
+    print("\n".join(lines(report)))
     if report["verdict"] == "fault":
-        raise NotLossless(
-            f"the audit found a fault in {report['dtype']}{f'; see {arguments.out}' if arguments.out else ''}"
-        )
+        where = f"; see {arguments.out}" if arguments.out else ""
+        raise NotLossless(f"the audit found a fault in {report['dtype']}: {'; '.join(failures(report))}{where}")
     return 0
 
 

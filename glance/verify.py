@@ -95,7 +95,7 @@ class VerifyPass:
             Logits `(N+1, V)`, and the kept states, `(1, q, d)` a layer.
         """
         with self.lock, self._grouped:
-            mask = self._mask(tree, length)
+            mask = self.mask_of(tree, length)
             if self._static:
                 logits, states = self._static(self.model, ids, positions, mask, self._cache, length)
                 return logits[0, : len(tokens)], states
@@ -131,7 +131,7 @@ class VerifyPass:
             self._short_way[kind] = alike and torch.equal(short, logits)
         return logits
 
-    def _mask(self, tree: CandidateTree, length: int) -> torch.Tensor | None:
+    def mask_of(self, tree: CandidateTree, length: int) -> torch.Tensor | None:
         """Return the additive mask `(1, G, N+1, length+N+1)`; None where plain causal order already says it."""
         if self._static:
             columns = self._cache.layers[0].keys.shape[-2]

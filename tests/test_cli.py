@@ -33,7 +33,7 @@ def test_the_flags_of_the_papers_readme_are_there(capsys):
     wanted = "--target --head --data --tasks --n --budget --round-log --out --chain --branch-k --max-new --max-pixels"
     for command, flags in {
         "main-table": f"{wanted} --temperature --dtype --device --resume",
-        "audit": "--target --head --data --n --out --dtype",
+        "audit": "--target --head --data --n --out --dtype --generate-n",
         "fit-law": "--out --cap",
         "reproduce": "--profile -p --only --quick --run",
     }.items():

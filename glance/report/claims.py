@@ -66,6 +66,8 @@ def _all_equal(results: Results) -> Finding:
     report = results.audit
     if report["dtype"] != "float32":
         raise Missing(f"the audit ran in {report['dtype']}, the claim is about fp32")
+    if report["verdict"] == "not exercised":
+        raise Missing("every audited output was equal, but checks of the audit itself were not exercised")
     counts = {arm: (count["identical"], count["of"]) for arm, count in report["arms"].items()}
     words = [f"{look(arm).label} {same} of {of} prompts" for arm, (same, of) in counts.items()]
     least = min(of for _, of in counts.values())

@@ -119,10 +119,10 @@ def audit_table(results: Results) -> Table:
     rows += _invariance(report["row_invariance"])
     for row in report["faults"]:
         want = "must fail" if row["must_fail"] else "must not fail"
-        word = "as it must" if row["caught"] else "NOT AS IT MUST"
-        rows.append(
-            _check(f"planted: {row['fault']} ({want})", report["dtype"], f"{row['diverged']} of {row['of']}, {word}")
-        )
+        word = f"{row['diverged']} of {row['of']}, {'as it must' if row['caught'] else 'NOT AS IT MUST'}"
+        if row["caught"] is None:
+            word = f"{'not exercised' if row['applies'] else 'does not apply'}: {row['why']}"
+        rows.append(_check(f"planted: {row['fault']} ({want})", report["dtype"], word))
     if half:
         rows += [_check("verdict", half["dtype"], half["verdict"]), *_equality(half, paper=False)]
     columns = {"check": "check", "dtype": "dtype", "measured": "this run", "paper": "paper"}
@@ -217,6 +217,9 @@ def _equality(report: Mapping[str, Any], *, paper: bool) -> list[dict[str, Any]]
             f"{look(arm).label} equals greedy", report["dtype"], f"{count['identical']} of {count['of']} prompts"
         )
         rows.append(row | ({"paper": f"{claim['reported']} ({claim['source']})"} if paper and arm == "tree" else {}))
+    for arm, count in report.get("generate", {}).get("arms", {}).items():  # reports of before have no such control
+        what = f"control: {look(arm).label} equals transformers' own generate"
+        rows.append(_check(what, report["dtype"], f"{count['identical']} of {count['of']} prompts"))
     repeat, block = report["controls"]["oracle_repeat"], report["controls"]["block_pass"]
     rows.append(
         _check("control: greedy equals itself", report["dtype"], f"{repeat['identical']} of {repeat['of']} prompts")

@@ -7,147 +7,242 @@ What fails it:
   it is a near-tie: two tokens that the target itself cannot tell apart once rows are packed. Noise is the largest change of
   a top-2 margin between the oracle's single-row passes and plain causal blocks of as many rows as a tree has. These blocks
   share no code with the decoder, so a fault of the decoder cannot pass as noise.
-- A control that fails: the oracle does not repeat itself, or a planted fault goes unseen, or (fp32) a teacher-forced block
-  pass of the tree's own shape chooses another token.
+- A control that fails: transformers' own `generate`, which shares nothing with us, says another text than the oracle (judged
+  as a divergence is); the oracle does not repeat itself; a planted fault goes unseen; or (fp32) a teacher-forced block pass
+  of the tree's own shape chooses another token.
+
+A planted fault that could not show leaves "not exercised": equality held, but the audit's own check is
+missing. It fails nothing.
 
 Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
-from glance.decode import decode, greedy_generate
+from glance.decode import greedy_generate
 from glance.files import sha256
+from glance.precision import is_fast
+from glance.run.control import generate_text
 from glance.run.experiment import Pair, Plan, decode_arm, prepare, run_provenance
-from glance.run.faults import FAULTS, KnownText
-from glance.run.progress import watched
-from glance.session import Settings
+from glance.run.findings import Findings, oracle_hashes
+from glance.run.passes import causal_block_logits, oracle_logits, tree_block_logits
+from glance.run.planted import planted_faults
+from glance.run.progress import Progress
 from glance.target import Target
 from glance.tasks import Prompt
 from glance.tree import build_budget_tree
 
 ROWS = (1, 2, 8, 16, 64)  # of the row-invariance table
+GENERATE = "transformers generate"  # stands as the arm where the oracle differs from it
+SLOW_N = 1  # prompts per task in bfloat16 where it is slow
 CONTEXT = 12  # tokens shown on each side of a divergence
 
 
 def audit(
-    pair: Pair, plan: Plan, prompts: Sequence[Prompt], *, say: Callable = print, faults: bool = True
+    pair: Pair,
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    *,
+    say: Callable = print,
+    faults: bool = True,
+    generate_n: int = 2,
+    folder: str | Path | None = None,
+    oracle_of: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Check every arm of the plan against the oracle on every prompt.
+    """Check every arm of the plan against the oracle on every prompt, and all of them against transformers' `generate`.
+
+    Args:
+        generate_n: prompts per task that `generate` decodes too.
+        folder: where findings are kept prompt by prompt, so that an interrupted audit goes on; None keeps nothing.
+        oracle_of: a run's folder whose oracle's texts are taken where provenance allows it.
 
     Returns:
-        The report: verdict ("exact", "near-ties only" or "fault"), counts per arm, controls, every divergence with its
-        margin and the text around it, row invariance, planted faults, provenance.
+        The report: verdict ("exact", "near-ties only", "not exercised" or "fault"), counts per arm, controls, every
+        divergence with its margin and the text around it, row invariance, planted faults, provenance.
     """
     if pair.dtype == "float32" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         raise ValueError("TF32 is on, so float32 matrix products are not float32: turn it off before an fp32 audit")
-    arms = [arm for arm in plan.arms if arm != "ar"]
-    counts = {arm: {"identical": 0, "of": 0} for arm in arms}
-    repeat, suspects = {"identical": 0, "of": 0}, []
-    blocks = {"causal": _no_gap(), "tree": _no_gap()}
-    for done, prompt in enumerate(watched(prompts, f"audit {pair.dtype}", len(prompts)), start=1):
-        ids, positions = prepare(pair, prompt, plan)
-        greedy, _ = decode_arm("ar", pair, ids, positions, plan)
-        alone = oracle_logits(pair, ids, positions, greedy)
-        _count(repeat, alone.argmax(-1).tolist() == greedy)
-        _widen(blocks["causal"], alone, causal_block_logits(pair, ids, positions, greedy, plan.budget + 1))
-        _widen(blocks["tree"], alone, tree_block_logits(pair, ids, positions, greedy, plan))
-        for arm in arms:
-            other, _ = decode_arm(arm, pair, ids, positions, plan)
-            _count(counts[arm], other == greedy)
-            if other != greedy:
-                suspects.append(_divergence(pair, prompt, arm, greedy, other, alone))
+    if generate_n < 0:
+        raise ValueError(f"generate_n must be 0 or more, got {generate_n}")
+    made_by = run_provenance(pair, plan)
+    hashes = oracle_hashes(oracle_of, made_by) if oracle_of else {}
+    findings = Findings(folder, {**made_by, "generate_n": generate_n})
+    known = sum((prompt.task, prompt.index) in findings.done for prompt in prompts)
+    progress = Progress(f"audit {pair.dtype}", len(prompts), known)
+    rows, of_task = [], Counter()
+    for done, prompt in enumerate(prompts, start=1):
+        place = (prompt.task, prompt.index)
+        by_generate = of_task[prompt.task] < generate_n
+        of_task[prompt.task] += 1
+        found = findings.done.get(place)
+        if found is None:
+            found = findings.add(examine(pair, plan, prompt, by_generate, hashes.get(place)))
+            progress.step()
+        rows.append(found)
         if done == len(prompts) or prompts[done].task != prompt.task:
-            same, of = (sum(c[key] for c in counts.values()) for key in ("identical", "of"))
-            say(f"{pair.dtype} {prompt.task:8s} {done}/{len(prompts)} prompts, identical {same}/{of}")
-    noise = blocks["causal"]["max_margin_change"]
-    for row in suspects:
-        row["kind"] = "near-tie" if pair.dtype != "float32" and row["margin"] <= noise else "fault"
-    report = {
-        "dtype": pair.dtype,
-        "n_prompts": len(prompts),
-        "budget": plan.budget,
-        "arms": counts,
-        "controls": {"oracle_repeat": repeat, "block_pass": blocks["tree"], "causal_block": blocks["causal"]},
-        "noise": noise,
-        "divergences": suspects,
-        "row_invariance": row_invariance(pair, plan, prompts[0]),
-        "faults": planted_faults(pair, plan, prompts) if faults else [],
-        "provenance": run_provenance(pair, plan),
-    }
+            say(_task_line(pair, prompt, rows, len(prompts)))
+    progress.close()
+    report = _summed(pair, plan, rows)
+    report["row_invariance"] = row_invariance(pair, plan, prompts[0])
+    report["faults"] = planted_faults(pair, plan, prompts, [row["greedy"] for row in rows]) if faults else []
+    report["provenance"] = made_by
+    findings.end()
     return {"verdict": verdict(report), **report}
 
 
-def verdict(report: dict[str, Any]) -> str:
-    """Return "fault" where something must fail the audit, "near-ties only" where only these stand out, else "exact"."""
-    controls = report["controls"]
-    failed = [
-        controls["oracle_repeat"]["identical"] < controls["oracle_repeat"]["of"],
-        report["dtype"] == "float32" and controls["block_pass"]["argmax_changed"] > 0,
-        any(row["kind"] == "fault" for row in report["divergences"]),
-        any(not row["caught"] for row in report["faults"]),
+def examine(pair: Pair, plan: Plan, prompt: Prompt, by_generate: bool, oracle_sha256: str | None) -> dict[str, Any]:
+    """Decode one prompt by every arm and every control; return what was found.
+
+    Args:
+        oracle_sha256: hash of the oracle's text where it is known: the oracle is decoded only if no arm's text has it.
+    """
+    ids, positions = prepare(pair, prompt, plan)
+    texts = {arm: decode_arm(arm, pair, ids, positions, plan)[0] for arm in plan.arms if arm != "ar"}
+    greedy = next((text for text in texts.values() if sha256(text) == oracle_sha256), None)
+    shared = greedy is not None
+    if greedy is None:
+        greedy = decode_arm("ar", pair, ids, positions, plan)[0]
+    alone = oracle_logits(pair, ids, positions, greedy)
+    causal = _no_gap()
+    tree = _no_gap()
+    _widen(causal, alone, causal_block_logits(pair, ids, positions, greedy, plan.budget + 1))
+    _widen(tree, alone, tree_block_logits(pair, ids, positions, greedy, plan))
+    found: dict[str, Any] = {"task": prompt.task, "prompt": prompt.index, "greedy": greedy, "shared": shared}
+    found |= {"repeat": alone.argmax(-1).tolist() == greedy, "causal": causal, "tree": tree, "generate": None}
+    found["arms"] = {arm: text == greedy for arm, text in texts.items()}
+    found["divergences"] = [
+        _divergence(pair, prompt, arm, greedy, text, alone) for arm, text in texts.items() if text != greedy
     ]
-    return "fault" if any(failed) else "near-ties only" if report["divergences"] else "exact"
+    if by_generate:
+        reference = generate_text(pair, prompt, plan)
+        same = {arm: text == reference for arm, text in {"ar": greedy, **texts}.items()}
+        parted = [] if same["ar"] else [_divergence(pair, prompt, GENERATE, greedy, reference, alone)]
+        found["generate"] = {"same": same, "divergences": parted}
+    return found
 
 
-@torch.inference_mode()
-def oracle_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Sequence[int]) -> torch.Tensor:
-    """Return the single-row logits `(n, V)` that chose each token of `text`, step by step as the oracle runs."""
-    return causal_block_logits(pair, ids, positions, text, 1)
+def _summed(pair: Pair, plan: Plan, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Put the prompts' findings together."""
+    blocks = {"causal": _no_gap(), "tree": _no_gap()}
+    for kind, gap in blocks.items():
+        for row in rows:
+            for key, value in row[kind].items():
+                gap[key] = max(gap[key], value) if key.startswith("max_") else gap[key] + value
+    noise = blocks["causal"]["max_margin_change"]
+    compared = [row["generate"] for row in rows if row["generate"]]
+    parted = [entry for row in compared for entry in row["divergences"]]
+    suspects = [entry for row in rows for entry in row["divergences"]]
+    for entry in (*suspects, *parted):
+        entry["kind"] = "near-tie" if pair.dtype != "float32" and entry["margin"] <= noise else "fault"
+    shared = sum(row["shared"] for row in rows)
+    return {
+        "dtype": pair.dtype,
+        "n_prompts": len(rows),
+        "budget": plan.budget,
+        "oracle": {"shared": shared, "decoded": len(rows) - shared},
+        "arms": {arm: _tally(row["arms"][arm] for row in rows) for arm in plan.arms if arm != "ar"},
+        "controls": {
+            "oracle_repeat": _tally(row["repeat"] for row in rows),
+            "block_pass": blocks["tree"],
+            "causal_block": blocks["causal"],
+        },
+        "generate": {
+            "arms": {arm: _tally(row["same"][arm] for row in compared) for arm in plan.arms},
+            "divergences": parted,
+        },
+        "noise": noise,
+        "divergences": suspects,
+    }
 
 
-@torch.inference_mode()
-def causal_block_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Sequence[int], rows: int) -> torch.Tensor:
-    """Return the logits `(n, V)` before each token of `text`, fed in causal blocks; no code of the decoder."""
-    model, cache = pair.target, DynamicCache(config=pair.target.config)
-    inputs = positions.prefill_inputs(model, ids)
-    output = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
-    logits, place = [output.logits[0, -1:].float()], ids.shape[1]
-    axes = inputs["position_ids"].shape[:-1]
-    next_position = int(inputs["position_ids"].max()) + 1
-    for start in range(0, len(text) - 1, rows):
-        block = torch.tensor([text[start : min(start + rows, len(text) - 1)]], device=ids.device)
-        q = block.shape[1]
-        steps = torch.arange(start, start + q, device=ids.device)
-        mask = None
-        if q > 1:
-            mask = torch.zeros(1, 1, q, place + start + q, device=ids.device, dtype=pair.target.dtype)
-            mask[..., place + start :].masked_fill_(torch.ones(q, q, device=ids.device).triu(1).bool(), -torch.inf)
-        output = model(
-            input_ids=block,
-            position_ids=(next_position + steps).expand(*axes, q),
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        logits.append(output.logits[0].float())
-    return torch.cat(logits)
+def failures(report: dict[str, Any]) -> list[str]:
+    """Say what fails the audit, one sentence each; empty where nothing does."""
+    controls = report["controls"]
+    repeat = controls["oracle_repeat"]
+    apart = sum(row["kind"] == "fault" for row in report["divergences"])
+    foreign = sum(row["kind"] == "fault" for row in report["generate"]["divergences"])
+    unseen = [row["fault"] for row in report["faults"] if row["caught"] is False]
+    found = []
+    if apart:
+        found.append(f"{apart} outputs of arms differ from the oracle's")
+    if foreign:
+        found.append(f"the oracle differs from transformers' own generate on {foreign} prompts")
+    if repeat["identical"] < repeat["of"]:
+        found.append(f"the oracle repeats itself on {repeat['identical']} of {repeat['of']} prompts alone")
+    if report["dtype"] == "float32" and (changed := controls["block_pass"]["argmax_changed"]):
+        found.append(f"a block pass of a tree's shape chose {changed} other tokens than single steps")
+    if unseen:
+        found.append(f"planted faults did not behave as they must: {', '.join(unseen)}")
+    return found
 
 
-@torch.inference_mode()
-def tree_block_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Sequence[int], plan: Plan) -> torch.Tensor:
-    """Return the logits `(n, V)` before each token of `text` from verify passes whose trees hold it among decoys."""
-    vocabulary, reach = pair.target.get_input_embeddings().weight.shape[0], pair.head.block_size - 1
-    ranked = np.log(0.55 * 0.5 ** np.arange(plan.branch_k))
-    with Target(pair.target, positions, room=ids.shape[1] + len(text) + plan.budget + 1) as target:
-        rows = [target.prefill(ids)[0].float()]
-        at = 0
-        while at < len(text) - 1:
-            ahead = np.array(text[at + 1 : at + 1 + reach])
-            top_ids = (ahead[:, None] + np.arange(plan.branch_k)) % vocabulary  # rank 0 is the text, the others decoys
-            tree = build_budget_tree(
-                top_ids, np.tile(ranked, (len(ahead), 1)), budget=plan.budget, branch_k=plan.branch_k
-            )
-            path = tree.spine()
-            logits = target.verify(text[at], tree)
-            rows.append(logits[[0, *(node + 1 for node in path)]][: len(text) - 1 - at].float())
-            target.keep(path)
-            at += len(path) + 1
-    return torch.cat(rows)[: len(text)]
+def verdict(report: dict[str, Any]) -> str:
+    """Return "fault" where something fails the audit, "near-ties only" where only these stand out, "not exercised" where
+    equality held and a planted fault that applies to the target could not show, else "exact"."""
+    if failures(report):
+        return "fault"
+    if report["divergences"] or report["generate"]["divergences"]:
+        return "near-ties only"
+    open_ = [row for row in report["faults"] if row["caught"] is None and row["applies"]]
+    return "not exercised" if open_ else "exact"
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """Say a report in lines of text: counts, divergences with the text around them, controls, and what to do."""
+    said = [
+        f"{arm}: {count['identical']} of {count['of']} identical to greedy" for arm, count in report["arms"].items()
+    ]
+    for arm, count in report["generate"]["arms"].items():
+        name = "the oracle" if arm == "ar" else arm
+        said.append(f"{name}: {count['identical']} of {count['of']} identical to transformers' own generate")
+    oracle = report["oracle"]
+    said.append(f"the oracle's texts: {oracle['decoded']} decoded here, {oracle['shared']} known from the run's folder")
+    for row in (*report["divergences"], *report["generate"]["divergences"]):
+        place = f"{row['arm']} {row['task']}/{row['prompt']} at token {row['index']}"
+        said.append(f"  {row['kind']}: {place}, margin {row['margin']:.3g}")
+        said.append(f"    oracle {row['greedy_text']!r}, {row['arm']} {row['other_text']!r}")
+    words = {True: "as it must", False: "NOT AS IT MUST"}
+    for row in report["faults"]:
+        if row["caught"] is None:
+            word = "not exercised" if row["applies"] else "does not apply"
+            said.append(f"planted: {row['fault']}: {word}: {row['why']}")
+        else:
+            said.append(f"planted: {row['fault']}: {words[row['caught']]} ({row['diverged']} differ)")
+    said += [f"failed: {reason}" for reason in failures(report)]
+    if report["verdict"] == "not exercised":
+        said.append("every output was equal, but some checks of the audit itself were not exercised (see above)")
+    return [*said, f"verdict: {report['verdict']}"]
+
+
+def choose_low(device: torch.device | str, n: int) -> tuple[str, int, str]:
+    """Choose the low precision to audit on a device: bfloat16, float16 where only that is fast, or few prompts.
+
+    Returns:
+        dtype, prompts per task, and a line that says why.
+    """
+    kind = torch.device(device).type
+    if is_fast(torch.bfloat16, device):
+        return "bfloat16", n, f"bfloat16 is fast on this {kind}: {n} prompts per task"
+    if is_fast(torch.float16, device):
+        return "float16", n, f"bfloat16 is slow on this {kind} and float16 is fast: float16, {n} prompts per task"
+    few = min(n, SLOW_N)
+    return "bfloat16", few, f"bfloat16 is slow on this {kind}: {few} of {n} prompts per task"
+
+
+def _task_line(pair: Pair, prompt: Prompt, rows: Sequence[dict[str, Any]], of: int) -> str:
+    equal = [same for row in rows for same in row["arms"].values()]
+    return f"{pair.dtype} {prompt.task:8s} {len(rows)}/{of} prompts, identical {sum(equal)}/{len(equal)}"
+
+
+def _tally(equal: Iterable[bool]) -> dict[str, int]:
+    found = list(equal)
+    return {"identical": sum(found), "of": len(found)}
 
 
 def row_invariance(pair: Pair, plan: Plan, prompt: Prompt) -> list[dict[str, Any]]:
@@ -190,39 +285,6 @@ def max_ulp(a: torch.Tensor, b: torch.Tensor) -> int:
     return int((ordered[0] - ordered[1]).abs().max())
 
 
-def planted_faults(pair: Pair, plan: Plan, prompts: Sequence[Prompt], most: int = 10) -> list[dict[str, Any]]:
-    """Plant each fault of `glance.run.faults` and decode until it shows or `most` prompts are through."""
-    shown = [prompt for prompt in prompts if prompt.images][:: max(1, len(prompts) // most)] or list(prompts)
-    cases = []
-    for prompt in shown[:most]:
-        ids, positions = prepare(pair, prompt, plan)
-        cases.append((ids, positions, decode_arm("ar", pair, ids, positions, plan)[0]))
-    table = []
-    for name, (plant, must_fail) in FAULTS.items():
-        diverged = of = 0
-        for ids, positions, greedy in cases:
-            with plant(pair.head):
-                other = _decode_under_fault(pair, plan, ids, positions, greedy) if must_fail else None
-                other = decode_arm("tree", pair, ids, positions, plan)[0] if other is None else other
-            of, diverged = of + 1, diverged + (other != greedy)
-            if diverged and must_fail:
-                break
-        caught = (diverged > 0) == must_fail
-        table.append({"fault": name, "must_fail": must_fail, "diverged": diverged, "of": of, "caught": caught})
-    return table
-
-
-def _decode_under_fault(pair: Pair, plan: Plan, ids: torch.Tensor, positions: Any, greedy: list[int]) -> list[int]:
-    """Decode with trees that hold the right text among decoys; [] where the decoder noticed the fault by itself."""
-    vocabulary, offsets = pair.target.get_input_embeddings().weight.shape[0], pair.head.block_size - 1
-    drafter = KnownText(greedy, ids.shape[1], max(plan.budget, 15), plan.branch_k, offsets, vocabulary)
-    try:
-        out, _ = decode(drafter, pair.target, ids, Settings(plan.max_new_tokens), positions)
-    except ValueError:  # logits that are not finite
-        return []
-    return out[0, ids.shape[1] :].tolist()
-
-
 def _divergence(
     pair: Pair, prompt: Prompt, arm: str, greedy: list[int], other: list[int], alone: torch.Tensor
 ) -> dict[str, Any]:
@@ -259,8 +321,3 @@ def _widen(gap: dict[str, Any], alone: torch.Tensor, packed: torch.Tensor) -> No
     gap["argmax_changed"] += int((packed.argmax(-1) != ids[:, 0]).sum())
     gap["max_logit_gap"] = max(gap["max_logit_gap"], float((packed - alone).abs().max()))
     gap["max_margin_change"] = max(gap["max_margin_change"], float(change))
-
-
-def _count(tally: dict[str, int], same: bool) -> None:
-    tally["identical"] += same
-    tally["of"] += 1

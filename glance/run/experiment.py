@@ -254,9 +254,13 @@ def _decode_prompt(pair: Pair, plan: Plan, run: Run, prompt: Prompt) -> None:
         run.add(row, [round_row(report, **keys, trees=plan.trees) for report in stats.rounds])
 
 
-def reuse(path: str | Path, pair: Pair, plan: Plan, make: Any) -> dict[str, Any]:
-    """Return the report at `path` if this plan on this pair wrote it, so that a pipeline resumes; else make and write it."""
+def reuse(path: str | Path, pair: Pair, plan: Plan, make: Any, **settings: Any) -> dict[str, Any]:
+    """Return the report at `path` if this plan on this pair wrote it, so that a pipeline resumes; else make and write it.
+
+    `settings` are further parameters that the report depends on.
+    """
     path, now = Path(path), run_provenance(pair, plan)
+    now["parameters"] |= settings
     if path.is_file():
         report = read_json(path)
         if not differences(report.get("provenance", {}), now):

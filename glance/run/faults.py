@@ -18,6 +18,7 @@ from glance.cache import PathCache
 from glance.drafters import Draft
 from glance.target import Target
 from glance.tree import CandidateTree, build_budget_tree
+from glance.verify import VerifyPass
 
 
 class KnownText:
@@ -85,13 +86,13 @@ def mask_shifted_by_one(head: Any):
     """Shift the tree's mask by one column: every row sees its neighbour's ancestors."""
 
     def made(mask_of: Callable) -> Callable:
-        def shifted(self: Target, tree: Any):
-            mask = mask_of(self, tree)
+        def shifted(self: VerifyPass, tree: Any, length: int):
+            mask = mask_of(self, tree, length)
             return None if mask is None else mask.roll(1, dims=-1)
 
         return shifted
 
-    return _patched(Target, "_mask", made)
+    return _patched(VerifyPass, "mask_of", made)
 
 
 def path_gather_skipped(head: Any):
@@ -114,8 +115,15 @@ def wrong_layer_read(head: Any) -> Iterator[None]:
         head.target_layer_ids = original
 
 
+DELTA = "delta forced to 0"
+NEEDS = {  # tokens that a text must have: one of the prefill, then those that the fault can change
+    DELTA: 2,
+    "mask shifted by one": 2,
+    "path gather skipped": 4,  # a round whose path is gathered gives two, and the next round one
+    "wrong layer read": 2,
+}
 FAULTS: dict[str, tuple[Callable[[Any], Any], bool]] = {  # name: how it is planted, whether the audit must fail
-    "delta forced to 0": (delta_forced_to_zero, True),
+    DELTA: (delta_forced_to_zero, True),
     "mask shifted by one": (mask_shifted_by_one, True),
     "path gather skipped": (path_gather_skipped, True),
     "wrong layer read": (wrong_layer_read, False),

@@ -90,6 +90,7 @@ CASES = [  # the claim's first words, a maker of results from a folder, the verd
     ("output equals", lambda f: made_up(f, audit=audited(29, "fault")), FAILS),
     ("output equals", lambda f: made_up(f, audit=audited(30, "fault")), FAILS),  # a control or a planted fault failed
     ("output equals", lambda f: made_up(f, audit=audited(dtype="bfloat16")), UNMEASURED),
+    ("output equals", lambda f: made_up(f, audit=audited(30, "not exercised")), UNMEASURED),
     ("output equals", made_up, UNMEASURED),
     ("accepted length is ordered", lambda f: made_up(f, {"tree": ASCENDING}), HOLDS),
     ("accepted length is ordered", lambda f: made_up(f, {"tree": reversed_over_tasks(ASCENDING)}), FAILS),

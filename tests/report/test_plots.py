@@ -160,10 +160,17 @@ def test_audit_table_tells_what_failed(folder, tmp_path):
     audit = json.loads((folder / "audit.json").read_text())
     audit["faults"][0] |= {"diverged": 0, "caught": False}
     audit["bfloat16"] = None
+    why = {"of": 0, "caught": None, "why": "no text has 4 tokens"}
+    audit["faults"].append({"fault": "path gather skipped", "must_fail": True, "diverged": 0, "applies": True, **why})
+    audit["faults"].append({"fault": "another", "must_fail": True, "diverged": 0, "applies": False, **why})
+    audit["generate"] = {"arms": {"ar": {"identical": 9, "of": 10}, "tree": {"identical": 10, "of": 10}}}
     write_json(tmp_path / "run" / "audit.json", audit)
     table = tables.audit_table(Results(tmp_path / "run"))
     assert list(table.columns) == ["check", "dtype", "measured", "paper"]
-    assert "NOT AS IT MUST" in table.markdown() and "bfloat16 |" in table.markdown()
+    text = table.markdown()
+    assert "NOT AS IT MUST" in text and "bfloat16 |" in text
+    assert "not exercised: no text has 4 tokens" in text and "does not apply: no text has 4 tokens" in text
+    assert "equals transformers' own generate" in text and "9 of 10 prompts" in text
     assert [row["paper"] for row in table.rows if row.get("paper")] == ["60 of 60 prompts (v2)"]
 
 

@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
   NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as a, __cpu_features__ as f; print(*[x for x in a if f.get(x) and (x.startswith("AVX512") or x == "X86_V4")])')"
 
-.PHONY: reproduce test test-avx2 lint lab bench clean
+.PHONY: reproduce test test-avx2 lint lab lock bench clean
 .DEFAULT_GOAL := reproduce
 
 $(READY): pyproject.toml
@@ -25,10 +25,10 @@ reproduce: $(READY)  ## decode, audit, fit, plots on the pocket target: every ta
 test: $(READY)  ## lint, then the whole suite
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 test-avx2: $(READY)  ## the suite as on a processor with AVX2 alone
-	$(AVX2) $(BIN)/python -m pytest $(ARGS)
+	$(AVX2) $(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check --fix .
@@ -36,6 +36,11 @@ lint: $(READY)
 
 lab: $(READY)  ## open the notebooks
 	$(BIN)/jupyter lab notebooks/00-tour.ipynb
+
+lock: $(READY)  ## write every version of this environment to environment.lock.txt
+	@{ echo "# Every version of the default run's environment (Python 3.11). Made by 'make lock'; install with pip install -r."; \
+	  $(BIN)/python -m pip list --disable-pip-version-check --format freeze --exclude-editable \
+	  | grep -v -E '^(pip|setuptools|wheel)==' | sed 's/+cpu$$//'; } > environment.lock.txt
 
 bench: $(READY)  ## speed as ratios, side by side in one process
 	$(BIN)/python -m glance bench $(ARGS)

@@ -7,8 +7,8 @@ for a whole decode whose prefix columns are zero already; a round rewrites the c
 
 Conventions that decide numbers:
 
-- The fold is asked for by the mask's shape: `(1, G, q, k)` instead of `(1, 1, q, k)`. Everything else goes to the stock
-  function: a prefill, a mask of another shape, dropout, a position bias, a soft-cap, attention sinks.
+- A mask with G in dimension 1, `(1, G, q, k)` instead of `(1, 1, q, k)`, selects the folding. Everything else goes to the
+  stock function: a prefill, a mask of another shape, dropout, a position bias, a soft-cap, attention sinks.
 - It is in force inside `with grouped:` alone, and the target's own setting stands again after it.
 
 The file knows nothing of rounds, tokens or heads that draft.
@@ -128,7 +128,8 @@ class MaskBuffer:
             if columns:
                 self._rows[:, length:] = -torch.inf
             self._clean = length
-        used, clean = self.groups * q, self._clean
+        used = self.groups * q
+        clean = self._clean
         if used < len(self._rows):
             self._rows[used:, clean:length] = 0
         own = tree_mask(tree, prefix=length - clean)

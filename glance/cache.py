@@ -33,16 +33,18 @@ class Store:
     def __init__(self, layers: int = 0):
         self.buffer: torch.Tensor | None = None
         self._parts: torch.Tensor | None = None
-        self._layers, self._given = layers, 0
+        self._layers = layers
+        self._given = 0
 
     def part_for(
         self, make: Callable[..., torch.Tensor], shape: tuple[int, ...], like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a buffer and a layer's part `(2, *shape)` of it: all of it where the layer is not like the first."""
+        """Return a buffer and a layer's part `(2, *shape)` of it; a layer of another shape gets its own buffer."""
         if self._layers and self.buffer is None:
             self._parts = make(self._layers, 2, *shape, dtype=like.dtype, device=like.device)
             self.buffer = self._parts.flatten(0, -3)
-        shared, wanted = self._parts, (shape, like.dtype, like.device)
+        shared = self._parts
+        wanted = (shape, like.dtype, like.device)
         agrees = shared is not None and (shared.shape[2:], shared.dtype, shared.device) == wanted
         if not agrees or self._given == self._layers:
             own = make(2, *shape, dtype=like.dtype, device=like.device)
@@ -65,11 +67,14 @@ class PathLayer(CacheLayerMixin):
         super().__init__()
         self.length = 0
         self.slots: torch.Tensor | None = None
-        self._room, self._static, self._store = room, static, store or Store()
+        self._room = room
+        self._static = static
+        self._store = store or Store()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate in the dtype, on the device and with the head widths of the first states."""
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype = key_states.dtype
+        self.device = key_states.device
         room = self._room if self._static else max(self._room, key_states.shape[-2] + GROWTH)
         self._reserve(key_states, value_states, room, self._store)
         self.is_initialized = True
@@ -96,10 +101,12 @@ class PathLayer(CacheLayerMixin):
             return self.keys, self.values
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
-            keys, values = self.keys[..., : self.length, :], self.values[..., : self.length, :]
+            keys = self.keys[..., : self.length, :]
+            values = self.values[..., : self.length, :]
             # geometric, so growing costs O(1) a row over a decode
             self._reserve(keys, values, max(end + GROWTH, self.keys.shape[-2] * 3 // 2), Store())
-            self.keys[..., : self.length, :], self.values[..., : self.length, :] = keys, values
+            self.keys[..., : self.length, :] = keys
+            self.values[..., : self.length, :] = values
         self.keys.narrow(-2, self.length, end - self.length).copy_(key_states)
         self.values.narrow(-2, self.length, end - self.length).copy_(value_states)
         self.length = end

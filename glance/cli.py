@@ -1,7 +1,6 @@
 """The `glance` command: the same functions that the notebooks call, with the flags of the paper's README.
 
-Exit codes: 0 all held; 1 a claim that must hold did not (exactness); 2 bad input; 3 anything else that stopped the work;
-130 interrupted (run the same command again: it resumes).
+What the exit codes mean stands in `glance.exits`.
 """
 
 import argparse
@@ -11,36 +10,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from glance.exits import NotLossless, exit_code
 from glance.paths import POCKET, RUNS
-from glance.pipeline import NotebookFailed, NotLossless
 
 TARGET, HEAD, DATA = str(POCKET / "target"), str(POCKET / "head"), str(POCKET / "eval")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    arguments = _parser().parse_args(argv)
-    try:
-        return int(arguments.run(arguments) or 0)
-    except NotLossless as error:
-        print(f"NOT LOSSLESS: {error}", file=sys.stderr)
-        return 1
-    except NotebookFailed as error:
-        print(f"stopped: {error}", file=sys.stderr)
-        return 3
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes", file=sys.stderr)
-        return 130
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a target's text may not fit the terminal's encoding
+    parser: list[argparse.ArgumentParser] = []
+    code = exit_code(lambda: parser.append(_parser()), "glance")
+    if code:
+        return code
+    arguments = parser[0].parse_args(argv)
+    resumes = getattr(arguments, "resumes", False)
+    return exit_code(lambda: arguments.run(arguments), arguments.command, resumes=resumes)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="glance", description="Lossless speculative decoding for VLMs: the companion."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_reproduce(commands)
     _add_main_table(commands)
     _add_audit(commands)
@@ -65,17 +59,14 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NOTEBOOK", help="run these alone: 01-decode ...")
     parser.add_argument("--quick", action="store_true", help="the same in about two minutes, on few prompts")
     parser.add_argument("--run", dest="name", help="the run's name (default: the profile's)")
-    parser.set_defaults(run=_reproduce)
+    parser.set_defaults(run=_reproduce, resumes=True)
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:
-    import yaml
-
     from glance import pipeline
 
     profile = "quick" if arguments.quick else arguments.profile
-    overrides = {name: yaml.safe_load(value) for name, value in arguments.overrides}
-    plan = pipeline.plan_run(profile, overrides, arguments.only, arguments.name)
+    plan = pipeline.plan_run(profile, dict(arguments.overrides), arguments.only, arguments.name)
     pipeline.execute(plan)
     if not arguments.only:
         print(pipeline.summary(plan[0][1]["run_name"]))
@@ -111,10 +102,10 @@ def _add_main_table(commands: Any) -> None:
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: bfloat16 on cuda, float32 elsewhere)")
     parser.add_argument("--trees", action="store_true", help="keep each round's tree in the round log")
     parser.add_argument("--round-log", help="also copy the rounds to this file")
-    parser.add_argument("--resume", action="store_true", help="go on with the run folder that is there")
+    parser.add_argument("--resume", action="store_true", help="accepted for habit: a run is always gone on with")
     parser.add_argument("--run-folder", type=Path, help="where rows are kept (default: data/runs/main-table)")
     parser.add_argument("--out", help="also write the table to this JSON file")
-    parser.set_defaults(run=_main_table)
+    parser.set_defaults(run=_main_table, resumes=True)
 
 
 def _main_table(arguments: argparse.Namespace) -> int:
@@ -125,8 +116,6 @@ def _main_table(arguments: argparse.Namespace) -> int:
     arms = ("ar", "chain", "tree") if arguments.chain else ("ar", "tree")
     plan = _plan(arguments, arms=arms, temperature=arguments.temperature, trees=arguments.trees)
     folder = arguments.run_folder or RUNS / "main-table"
-    if (folder / "prompts.jsonl").exists() and not arguments.resume:
-        raise ValueError(f"{folder} holds a run: --resume goes on with it, --run-folder names another")
     plan.prompts()  # a bad task file stops here, before a model loads
     pair = load_pair(arguments.target, arguments.head, dtype=arguments.dtype, device=arguments.device)
     decode_tasks(pair, plan, folder)

@@ -52,7 +52,8 @@ class StaticPass:
                 states = self._kept.take()
         finally:
             for layer in cache.layers:
-                layer.slots, layer.length = None, start + self.rows
+                layer.slots = None
+                layer.length = start + self.rows
         return logits, states
 
 

@@ -14,9 +14,12 @@ Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
 """
 
 import warnings
+from collections.abc import Iterable
 from math import isfinite, nan
+from operator import index
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -293,7 +296,13 @@ def stop_ids(model: nn.Module, stop_token_ids: Any = None) -> frozenset[int]:
         stop_token_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if stop_token_ids is None:
         return frozenset()
-    return frozenset([stop_token_ids] if isinstance(stop_token_ids, int) else map(int, stop_token_ids))
+    if isinstance(stop_token_ids, np.ndarray | np.generic | Tensor):
+        stop_token_ids = stop_token_ids.tolist()
+    several = stop_token_ids if isinstance(stop_token_ids, Iterable) else [stop_token_ids]
+    try:
+        return frozenset(map(index, several))
+    except (TypeError, ValueError):
+        raise ValueError(f"stop_token_ids must be a whole number or several, got {stop_token_ids!r}") from None
 
 
 def _checked_prompt(input_ids: Any, model: nn.Module) -> Tensor:

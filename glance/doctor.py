@@ -109,6 +109,7 @@ def tiny_pair(seed: int = 0) -> tuple[Any, Any]:
 
 def check_pair_acceptance(pair: Any, plan: Any, prompts: list[Any]) -> Iterator[Finding]:
     """Decode a few prompts and look at the known causes of low acceptance, one by one."""
+    from glance.report.summary import number
     from glance.run.experiment import decode_arm, prepare
 
     taus: dict[bool, list[float]] = {True: [], False: []}
@@ -124,7 +125,7 @@ def check_pair_acceptance(pair: Any, plan: Any, prompts: list[Any]) -> Iterator[
             )
     seen = [tau for side in taus.values() for tau in side]
     tau = sum(seen) / len(seen) if seen else float("nan")
-    yield Finding("warn" if tau < LOW_TAU else "ok", "tau", f"{tau:.2f} over {len(seen)} prompts")
+    yield Finding("warn" if tau < LOW_TAU else "ok", "tau", f"{number(tau)} over {len(seen)} prompts")
     with_image, without = (sum(side) / len(side) if side else None for side in (taus[True], taus[False]))
     if with_image is not None and without is not None and with_image < 0.5 * without:
         yield Finding(

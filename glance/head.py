@@ -10,8 +10,11 @@ Shapes: B block, V vocabulary, L kept layers, d width.
 """
 
 import json
+import pickle
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,73 @@ from torch.nn import functional as F
 
 from glance.states import decoder_layers
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LFS_POINTER = b"version https://git-lfs"
+
 
 def default_device() -> torch.device:
     """Return the best device of this machine: cuda, then mps, then cpu."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def as_device(device: torch.device | str | None) -> torch.device:
+    """Return a device by name, or the best for None.
+
+    Raises:
+        ValueError: no such kind of device, or none of it on this machine.
+    """
+    if device is None:
+        return default_device()
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be cuda, mps or cpu, got {str(device)!r}") from None
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {str(device)!r}: this machine has {torch.cuda.device_count()} cuda devices")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device 'mps': this machine has none")
+    return found
+
+
+def as_dtype(name: str | None) -> torch.dtype | None:
+    """Return a dtype by name; None stays None, which means the device's default."""
+    if name is not None and name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name] if name else None
+
+
+def check_checkpoint(path: str | Path, what: str = "checkpoint") -> None:
+    """Refuse what is no checkpoint's folder and no hub id, and a folder whose files are git-lfs pointers.
+
+    Raises:
+        ValueError: names the folder and what it lacks.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(path)):
+            raise ValueError(f"{what} {path}: there is no such folder")
+        return
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{what} {folder} has no config.json: it is not the folder of a transformers checkpoint")
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(LFS_POINTER):
+            raise ValueError(f"{file} is a git-lfs pointer, not the file itself: fetch it with `git lfs pull`")
+
+
+@contextmanager
+def loading(path: str | Path) -> Iterator[None]:
+    """Turn what a library raises at a checkpoint that cannot be loaded into one line that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        said = " ".join(str(error).split())
+        raise ValueError(said if str(path) in said else f"{path} cannot be loaded: {said[:300]}") from error
 
 
 def default_dtype(device: torch.device | str) -> torch.dtype:
@@ -60,12 +124,15 @@ def load_block_head(
     from dflash import DFlash2DraftModel, DFlashDraftModel
     from transformers import AutoConfig
 
+    check_checkpoint(path, "head")
     folder = Path(path)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: it is not a block head's folder")
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        held = ", ".join(sorted(file.name for file in folder.glob("*.bin"))) or "no weights"
+        raise ValueError(f"head {folder} has {held}: a head's weights are read from safetensors alone")
     quiet_loading()
-    device = torch.device(device) if device is not None else default_device()
-    config = AutoConfig.from_pretrained(path)
+    device = as_device(device)
+    with loading(path):
+        config = AutoConfig.from_pretrained(path)
     second = "DFlash2DraftModel" in (getattr(config, "architectures", None) or []) or (
         head_setting(config, "selector_rank") is not None
     )
@@ -74,13 +141,14 @@ def load_block_head(
         raise ValueError(
             f"{path}: the config has no mask_token_id (in dflash_config or beside it), so no block can be filled"
         )
-    head, report = kind.from_pretrained(
-        path,
-        dtype=dtype or default_dtype(device),
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,  # reported below, with the folder's name
-        output_loading_info=True,
-    )
+    with loading(path):
+        head, report = kind.from_pretrained(
+            path,
+            dtype=dtype or default_dtype(device),
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, with the folder's name
+            output_loading_info=True,
+        )
     wrong = {key: sorted(map(str, report[key]))[:3] for key in ("missing_keys", "mismatched_keys") if report.get(key)}
     if wrong:
         raise ValueError(f"{path}: weights and config differ: {json.dumps(wrong)}")

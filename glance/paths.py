@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+_AROUND = Path(__file__).resolve().parent.parent
+# A copy of the package alone (`pip install` without the repository) has no notebooks and data beside it, and where it lies
+# is no place to write: it works in the folder it is called from.
+ROOT = _AROUND if (_AROUND / "pyproject.toml").is_file() else Path.cwd()
 DATA = ROOT / "data"
 FIGURES = ROOT / "figures"
 NOTEBOOKS = ROOT / "notebooks"

@@ -36,7 +36,10 @@ def read_picture(path: str | Path, max_pixels: int | None = None) -> Any:
     size = upright.width * upright.height
     if max_pixels and size > max_pixels:
         scale = (max_pixels / size) ** 0.5
-        upright = upright.resize((max(1, int(upright.width * scale)), max(1, int(upright.height * scale))))
+        width = max(1, int(upright.width * scale))
+        height = max(1, int(upright.height * scale))
+        # Rounding down a strip's shorter side must not make it longer than processors take.
+        upright = upright.resize((min(width, MAX_ASPECT * height), min(height, MAX_ASPECT * width)))
     return upright
 
 
@@ -60,7 +63,8 @@ def _problem(path: str, changed: int, size: int) -> str:
         image = read_picture(path)
     except ValueError as error:
         return str(error)
-    longer, shorter = max(image.size), min(image.size)
+    longer = max(image.size)
+    shorter = min(image.size)
     if longer > MAX_ASPECT * shorter:
         return f"it is {image.width} x {image.height}, more than {MAX_ASPECT} times as long as wide: crop it"
     return ""
@@ -110,7 +114,8 @@ def _scaled(values: np.ndarray, top: float | None) -> Any:
     """Turn grey values (h, w) of the range 0 to `top` into a picture; refuse values outside, and an unknown range."""
     from PIL import Image
 
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if top is None or not 0 <= low <= high <= top:
         known = "no range of its own" if top is None else f"the range 0 to {top:g}"
         raise ValueError(f"grey values {low:g} to {high:g} in a format with {known}: save it as 8 bit")

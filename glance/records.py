@@ -145,6 +145,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError:
             raise ValueError(f"{path}:{number}: not JSON: {line[:60]!r}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: not a row: {line[:60]!r}")
         missing = sorted(set(SCHEMAS.get(path.name, ())) - set(row))
         if missing:
             raise ValueError(f"{path}:{number}: missing {', '.join(missing)}")

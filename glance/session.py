@@ -176,15 +176,18 @@ class Choice:
                 probs = scores.softmax(-1).nan_to_num(1.0)  # rows not finite are refused below, not by multinomial
                 ids = torch.multinomial(probs, 1, generator=self._settings.generator)[:, 0]
             ids, top = fetch(ids, top)
-            ids, top = ids.tolist(), top.tolist()
+            ids = ids.tolist()
+            top = top.tolist()
         if not isfinite(sum(top)):
             raise ValueError("the target's logits are not finite (nan or inf): check its weights and dtype")
         return ids
 
 
 class Entropies:
-    """Fills in the entropies of finished rounds, AT_ONCE at a time: one by one they would be a quarter of a plain round's
-    own work, and as many launches on a GPU. With `on_round` every round has its own before it is heard.
+    """Fills in the entropies of finished rounds, AT_ONCE at a time.
+
+    Batched: computed one by one they cost a quarter of a plain round's overhead, and as many launches on a GPU. With
+    `on_round` every round has its own before it is heard.
     """
 
     AT_ONCE = 32

@@ -142,7 +142,8 @@ def check_verifiable(model: nn.Module, *, room: int, chain: bool = False) -> Non
 
 def _n_alike(model: nn.Module) -> int:
     """Return the number of decoder layers if all are of one type and on one device, else 0."""
-    layers, types = decoder_layers(model), getattr(model.config.get_text_config(decoder=True), "layer_types", None)
+    layers = decoder_layers(model)
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
     homes = {next(layer.parameters()).device for layer in layers}
     return len(layers) if len(homes) == 1 and len(set(types or [None])) == 1 else 0
 
@@ -186,6 +187,17 @@ def check_mask(model: nn.Module, input_ids: torch.Tensor) -> None:
 class Target:
     """One prompt's conversation with a frozen target; enter it to record kept states, leave it to let go of everything.
 
+    Args:
+        model: a transformers model with full attention.
+        positions: how the prompt enters it.
+        layer_ids: layers whose states are kept; may be empty.
+        room: cache rows to reserve.
+        end: no token at this place or after it will be kept, so none asks for its position; None where that is not known.
+        rows: rows of a compiled verify pass, see `glance.compiled`; 0 for passes as wide as their trees.
+
+    Raises:
+        ValueError: layer ids outside the target; `prefill` raises what the position adapter refuses.
+
     Attributes:
         model: the transformers model.
         delta: rope position minus place, for every token after the prompt.
@@ -202,10 +214,6 @@ class Target:
         end: int | None = None,
         rows: int = 0,
     ):
-        """Reserve `room` cache rows; no token at place `end` or after it will be kept, so none asks for its position.
-
-        With `rows` verify passes are of that many rows, compiled, see `glance.compiled`.
-        """
         self.model = model
         self.positions = positions
         room = reserve(room) if rows else room
@@ -277,5 +285,6 @@ class Target:
         rows = rows_of(path, self.device)
         self.cache.keep_path(self.length, path, rows)
         self.length += len(path)
-        states, self._states = self._states, []
+        states = self._states
+        self._states = []
         return fuse(states, len(path), rows)

@@ -169,11 +169,14 @@ def _read_video(data: Path, video: Any, where: str) -> Path | tuple[Path, ...] |
 def special_tokens(processor: Any) -> list[str]:
     """List the strings that a processor takes for more than text: its special tokens and placeholders."""
     tokenizer = getattr(processor, "tokenizer", processor)
-    found = set(getattr(tokenizer, "all_special_tokens", ()))
+    found: set[Any] = set(getattr(tokenizer, "all_special_tokens", ()))
     added = getattr(tokenizer, "added_tokens_decoder", {})
     found |= {token.content for token in added.values() if getattr(token, "special", False)}
-    found |= {getattr(processor, name, None) or "" for name in ("image_token", "video_token")}
-    return sorted(token for token in found if isinstance(token, str) and token)
+    found |= {
+        value for name, value in vars(processor).items() if name.endswith("_token")
+    }  # image_token, boi_token, ...
+    found |= {getattr(processor, name, None) for name in ("image_token", "video_token")}
+    return sorted(token for token in found if isinstance(token, str) and token.strip())
 
 
 def check_prompts(processor: Any, prompts: Sequence[Prompt]) -> None:
@@ -189,7 +192,7 @@ def check_prompts(processor: Any, prompts: Sequence[Prompt]) -> None:
 
 
 def _check_prompt(processor: Any, prompt: Prompt, special: Sequence[str]) -> None:
-    where = prompt.where or f"{prompt.task} line {prompt.index + 1}"
+    where = _where(prompt)
     kind = type(processor).__name__
     has_template = getattr(processor, "chat_template", None) is not None
     if prompt.images and not hasattr(processor, "image_processor"):
@@ -225,7 +228,7 @@ def encode(
         return dict(processor(prompt.text, return_tensors="pt"))
     content: Any = prompt.text
     if hasattr(processor, "image_processor"):
-        images = [{"type": "image", "image": read_picture(path, max_pixels)} for path in prompt.images]
+        images = [{"type": "image", "image": _picture(prompt, path, max_pixels)} for path in prompt.images]
         content = [*images, *_video_content(prompt, max_pixels), {"type": "text", "text": prompt.text}]
     encoded = processor.apply_chat_template(
         [{"role": "user", "content": content}],
@@ -238,12 +241,25 @@ def encode(
     return dict(encoded)
 
 
+def _picture(prompt: Prompt, path: Path, max_pixels: int | None) -> Any:
+    """Read a prompt's picture; one that no task file brought is checked here for the first time."""
+    try:
+        check_picture(path)
+        return read_picture(path, max_pixels)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{_where(prompt)}: image {str(path)!r} cannot be read: {error}") from None
+
+
+def _where(prompt: Prompt) -> str:
+    return prompt.where or f"{prompt.task} line {prompt.index + 1}"
+
+
 def _video_content(prompt: Prompt, max_pixels: int | None) -> list[dict[str, Any]]:
     if prompt.video is None:
         return []
     if isinstance(prompt.video, Path):
         return [{"type": "video", "video": str(prompt.video)}]
-    return [{"type": "video", "video": [read_picture(path, max_pixels) for path in prompt.video]}]
+    return [{"type": "video", "video": [_picture(prompt, path, max_pixels) for path in prompt.video]}]
 
 
 def load_tasks(data: str | Path, tasks: Sequence[str] | None, n: int) -> list[Prompt]:

@@ -217,7 +217,8 @@ def tree_mask(nodes: Sequence, *, prefix: int = 0) -> np.ndarray:
     parents = as_tree(nodes).columns.parents
     n = len(parents) + 1
     mask = np.empty((n, prefix + n), dtype=np.float32)
-    mask[:, : prefix + 1], mask[:, prefix + 1 :] = 0, -inf
+    mask[:, : prefix + 1] = 0
+    mask[:, prefix + 1 :] = -inf
     for i, parent in enumerate(parents, start=1):
         mask[i] = mask[parent + 1]  # what the parent sees, and the node itself
         mask[i, prefix + i] = 0
@@ -236,7 +237,8 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
     """Return ids and log-probabilities, D lists each of at most `branch_k`, sorted by falling log-probability, or raise."""
     if budget < 0 or branch_k < 0:
         raise ValueError(f"budget and branch_k must not be negative, got budget={budget}, branch_k={branch_k}")
-    ids, logprobs = np.asarray(top_ids, dtype=np.int64), np.asarray(top_logprobs, dtype=np.float64)
+    ids = np.asarray(top_ids, dtype=np.int64)
+    logprobs = np.asarray(top_logprobs, dtype=np.float64)
     if logprobs.size == 0:
         return [], []
     if ids.shape != logprobs.shape or ids.ndim != 2:
@@ -245,5 +247,6 @@ def _checked_marginals(top_ids: Any, top_logprobs: Any, budget: int, branch_k: i
         raise ValueError(f"top_logprobs has {nans} NaN entries; -inf is how a candidate is absent")
     if (logprobs[:, 1:] > logprobs[:, :-1]).any():
         order = np.argsort(-logprobs, axis=1, kind="stable")
-        ids, logprobs = np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
+        ids = np.take_along_axis(ids, order, 1)
+        logprobs = np.take_along_axis(logprobs, order, 1)
     return (ids[:, :branch_k].tolist(), logprobs[:, :branch_k].tolist()) if branch_k else ([], [])

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from glance.head import default_device, default_dtype, quiet_loading
+from glance.head import as_device, check_checkpoint, default_dtype, loading, quiet_loading
 from glance.target import StreamPositions, placeholder_id
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ class VisionPositions:
         for kind, (pixels, grid, type_id) in KINDS.items():
             tokens = int((types == type_id).sum())
             told = f"the prompt has {tokens} {kind} tokens (id {placeholder_id(model.config, kind)})"
-            given, grids = self.inputs.get(pixels), self.inputs.get(grid)
+            given = self.inputs.get(pixels)
+            grids = self.inputs.get(grid)
             if (given is None) != (tokens == 0):
                 raise ValueError(
                     f"{told} and {0 if given is None else len(given)} rows of {pixels}: "
@@ -197,23 +198,24 @@ def load_target(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    path = Path(model_id_or_folder)
-    if path.exists() and not (path / "config.json").is_file():
-        raise ValueError(f"{path} has no config.json: it is not a transformers checkpoint")
+    check_checkpoint(model_id_or_folder, "target")
     quiet_loading()
-    config = AutoConfig.from_pretrained(model_id_or_folder)
+    device = as_device(device)
+    with loading(model_id_or_folder):
+        config = AutoConfig.from_pretrained(model_id_or_folder)
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    device = torch.device(device) if device is not None else default_device()
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    target = kind.from_pretrained(
-        model_id_or_folder,
-        dtype=dtype or default_dtype(device),
-        attn_implementation=attn_implementation,
-        device_map=device_map,
-    )
+    with loading(model_id_or_folder):
+        target = kind.from_pretrained(
+            model_id_or_folder,
+            dtype=dtype or default_dtype(device),
+            attn_implementation=attn_implementation,
+            device_map=device_map,
+        )
+        processor = load_processor(model_id_or_folder, vision=sees)
     if device_map is None:
         target = target.to(device)
-    return target.eval().requires_grad_(False), load_processor(model_id_or_folder, vision=sees)
+    return target.eval().requires_grad_(False), processor
 
 
 def load_processor(model_id_or_folder: str | Path, *, vision: bool = True) -> Any:
@@ -247,9 +249,9 @@ def _image_only_processor(model_id_or_folder: str | Path) -> Any:
     name = name.removesuffix("Pil").removesuffix("Fast") + "Pil"
     pillow = getattr(transformers, name, None)
     stock = getattr(transformers, PROCESSOR_MAPPING_NAMES.get(model_type, ""), None)
-    if pillow is None or stock is None:
+    if not _usable(pillow) or not _usable(stock):
         raise ValueError(
-            f"{model_id_or_folder}: images of a {model_type} target need torchvision (no {name} in "
+            f"{model_id_or_folder}: images of a {model_type} target need torchvision (no {name} without it in "
             f"transformers {transformers.__version__}); install it, or encode the prompt yourself"
         )
     settings, _ = stock.get_processor_dict(model_id_or_folder)
@@ -263,6 +265,11 @@ def _image_only_processor(model_id_or_folder: str | Path) -> Any:
     )
     log.info("processor: image-only %s over %s (torchvision is not installed)", stock.__name__, name)
     return processor
+
+
+def _usable(kind: Any) -> bool:
+    """Say whether transformers has a class here: one whose packages are missing is there as a dummy that raises."""
+    return kind is not None and not getattr(kind, "is_dummy", False)
 
 
 def image_only(stock: type) -> type:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -157,3 +158,23 @@ def test_a_target_whose_own_greedy_differs_is_said(head):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         arm("tree", head, model, toys.text_prompt(), stop_token_ids=())
+
+
+@pytest.mark.parametrize(
+    "made", [int, np.int64, np.uint8, torch.tensor, lambda i: [np.int32(i)], lambda i: torch.tensor([i])]
+)
+def test_a_stop_id_may_be_any_whole_number(qwen3, made):
+    prompt = toys.text_prompt()
+    greedy = glance.greedy_generate(qwen3, prompt, 8, stop_token_ids=())
+    stop = int(greedy[0, prompt.numel() + 3])
+    expected = glance.greedy_generate(qwen3, prompt, 8, stop_token_ids=[stop])
+    assert glance.greedy_generate(qwen3, prompt, 8, stop_token_ids=made(stop)).equal(expected)
+    assert expected.numel() <= prompt.numel() + 4
+
+
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("value", [1.5, "7", [[3]], torch.tensor(1.5), [None]])
+def test_a_stop_id_that_is_no_whole_number(qwen3, head, name, value):
+    told = "stop_token_ids must be a whole number or several"
+    with pytest.raises(ValueError, match=told):
+        arm(name, head, qwen3, toys.text_prompt(), stop_token_ids=value)

@@ -78,8 +78,11 @@ def test_main_table_then_fit_law(made, tmp_path, capsys):
     ]
     command += ["--n", "3", "--max-new", "16", "--chain", "--tasks", "docvqa", "--run-folder", str(tmp_path / "run")]
     assert cli.main([*command, "--out", str(tmp_path / "table.json")]) == 0
-    assert cli.main(command) == 2, "an existing run is not mixed with by accident"
-    assert cli.main([*command, "--resume"]) == 0
+    rows = (tmp_path / "run" / "prompts.jsonl").read_bytes()
+    for again in (command, [*command, "--resume"]):
+        assert cli.main(again) == 0, "the same command resumes"
+        assert (tmp_path / "run" / "prompts.jsonl").read_bytes() == rows
+    assert cli.main([*command, "--budget", "7"]) == 2, "another run is not mixed with by accident"
     assert {row["arm"] for row in json.loads((tmp_path / "table.json").read_text())["rows"]} == {"ar", "chain", "tree"}
     code = cli.main(
         ["fit-law", str(tmp_path / "run" / "rounds.jsonl"), "--cap", "5", "--out", str(tmp_path / "law.json")]
@@ -121,3 +124,33 @@ def test_the_doctor_lists_causes_for_a_head_that_accepts_little(made):
 
 def test_the_doctor_needs_both_or_neither(capsys):
     assert cli.main(["doctor", "--target", "x"]) == 2
+
+
+def test_answers_that_never_start_a_round_are_a_dash(made, tmp_path, capsys, monkeypatch):
+    from glance import pipeline
+    from glance.files import write_json
+    from glance.report import claims, results
+
+    command = [
+        "main-table",
+        "--target",
+        str(made / "target"),
+        "--head",
+        str(made / "head"),
+        "--data",
+        str(made / "data"),
+    ]
+    command += ["--n", "2", "--max-new", "1", "--chain", "--run-folder", str(tmp_path / "run")]
+    assert cli.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "nan" not in printed and "tau -" in printed
+    table = json.loads((tmp_path / "run" / "main_table.json").read_text())
+    assert all(row["tau"] is None for row in table["rows"] if row["arm"] != "ar")
+    write_json(tmp_path / "run" / "audit.json", {"verdict": "exact", "dtype": "float32", "n_prompts": 4})
+    write_json(tmp_path / "run" / "law.json", {"laws": {"pooled": {"b1": None}}})
+    monkeypatch.setattr(pipeline, "RUNS", tmp_path)
+    monkeypatch.setattr(results, "Results", lambda folder: None)
+    monkeypatch.setattr(claims, "ledger", lambda results: [])
+    monkeypatch.setattr(claims, "count", lambda rows: "")
+    said = pipeline.summary("run")
+    assert "tau     -" in said and "nan" not in said

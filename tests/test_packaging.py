@@ -5,6 +5,8 @@ import re
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from glance.paths import ROOT
 
@@ -50,6 +52,20 @@ def test_the_environment_installs_the_package_in_place(project, environment):
     assert set(project["optional-dependencies"]) >= {"decode", "notebooks", "dev"}
     python = next(line for line in environment if re.match(r"python\s*=", line))
     assert re.sub(r"[\s=]", "", python) == "python3.11" and project["requires-python"] == ">=3.11"
+
+
+def test_the_lock_satisfies_every_bound_of_the_project(project):
+    lines = (ROOT / "environment.lock.txt").read_text(encoding="utf-8").splitlines()
+    locked = dict(line.split("==") for line in lines if not line.startswith("#"))
+    locked = {canonicalize_name(name): version for name, version in locked.items()}
+    needs = [*project["dependencies"], *(need for extra in project["optional-dependencies"].values() for need in extra)]
+    wrong = [
+        need
+        for need in map(Requirement, needs)
+        if not need.specifier.contains(locked.get(canonicalize_name(need.name), "0"))
+    ]
+    assert wrong == [] and len(locked) > 100
+    assert not any("+" in version for version in locked.values()), "a local build is nobody else's"
 
 
 def test_the_distribution_is_ours_and_needs_numpy_alone(project):

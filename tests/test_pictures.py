@@ -5,8 +5,11 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
+from glance.paths import POCKET
 from glance.pictures import MAX_ASPECT, check_picture, png_bytes, read_picture
 
 
@@ -108,6 +111,14 @@ def test_every_mode_of_pillow_becomes_the_same_picture(mode):
     assert shown[0, 0] > 250 and shown[3, 3] < 5
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I;16N"])
+def test_grey_of_16_bits_is_scaled_in_every_byte_order(mode):
+    image = Image.new(mode, (2, 1))
+    image.putpixel((1, 0), 65535)
+    shown = Image.open(io.BytesIO(png_bytes(image)))
+    assert [shown.getpixel((x, 0)) for x in (0, 1)] == [(0, 0, 0), (255, 255, 255)]
+
+
 FORMATS = {"png": {}, "jpeg": {}, "bmp": {}, "gif": {}, "tiff": {}, "webp": {"lossless": True}}
 
 
@@ -159,6 +170,21 @@ def test_a_picture_past_pillows_limit_and_a_strip_are_refused_in_one_line(tmp_pa
     Image.new("RGB", (3000, 10)).save(tmp_path / "strip.png")
     with pytest.raises(ValueError, match=f"3000 x 10, more than {MAX_ASPECT} times"):
         check_picture(tmp_path / "strip.png")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 10), st.integers(1, MAX_ASPECT), st.integers(1, 3000), st.booleans())
+def test_scaling_leaves_no_strip_that_a_processor_refuses(short, aspect, max_pixels, lies):
+    size = (short * aspect, short) if lies else (short, short * aspect)
+    buffer = io.BytesIO()
+    Image.new("L", size).save(buffer, "PNG")
+    read = read_picture(buffer, max_pixels)
+    assert max(read.size) <= MAX_ASPECT * min(read.size)
+
+
+def test_shipped_pages_reach_the_target_bit_for_bit_as_pillow_reads_them():
+    for page in sorted((POCKET / "eval").rglob("*.png"))[::50]:
+        assert np.array_equal(np.asarray(read_picture(page)), np.asarray(Image.open(page).convert("RGB")))
 
 
 def test_a_check_sees_that_a_file_has_changed(tmp_path):

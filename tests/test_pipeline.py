@@ -40,7 +40,9 @@ def test_notebooks_are_saved_clean_and_well_formed(path):
             assert "../" not in source and not any(f"\n{word} " in f"\n{source}" for word in ("def", "class"))
     assert document["cells"][0]["cell_type"] == "markdown" and "*Reads*" in "".join(document["cells"][0]["source"])
     parameters = pipeline.notebook_parameters(path.stem)
-    assert parameters and all(text for text in parameters.values()), "each parameter has a comment, which is its manual"
+    assert parameters and all(entry.help and entry.kind for entry in parameters.values()), (
+        "each parameter has a comment, which is its manual"
+    )
 
 
 def test_profiles_name_parameters_of_the_notebooks():

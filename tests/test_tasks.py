@@ -7,7 +7,7 @@ import toy_run
 import toys
 from PIL import Image
 
-from glance.tasks import TASKS, check_prompts, encode, load_tasks, read_task, special_tokens, task_names
+from glance.tasks import TASKS, Prompt, check_prompts, encode, load_tasks, read_task, special_tokens, task_names
 
 
 @pytest.fixture
@@ -201,6 +201,21 @@ def test_a_quoted_special_token_is_refused_by_file_and_line(data):
     for check in (lambda: encode(Whole(), prompt), lambda: check_prompts(Whole(), [prompt])):
         with pytest.raises(ValueError, match=r"mine\.jsonl:1: the prompt quotes '<\|image_pad\|>'"):
             check()
+
+
+def test_every_placeholder_that_a_processor_names_is_special():
+    processor = Whole()
+    processor.boi_token = "<start_of_image>"
+    processor.fake_image_token = "<fake_token_around_image>"
+    processor.audio_token = None
+    assert special_tokens(processor) == ["<fake_token_around_image>", "<start_of_image>", "<|image_pad|>"]
+
+
+def test_a_picture_that_no_task_file_brought_is_refused_by_name(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"gone")
+    for path in (tmp_path / "a.png", tmp_path / "absent.png"):
+        with pytest.raises(ValueError, match=rf"own line 1: image '.*{path.name}' cannot be read"):
+            encode(Whole(), Prompt("own", 0, "x", (path,)))
 
 
 def test_every_special_token_of_the_pocket_processor_is_known(data):

@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 
 import glance
-from glance.target import StreamPositions, Target
+from glance.target import StreamPositions, Target, check_mask
 from glance.vl import VisionPositions, image_only, load_processor, load_target
 
 GRIDS = [[(3, 3)], [(2, 5)], [(5, 1), (2, 2)], [(1, 4), (3, 2), (2, 2)], []]
@@ -61,6 +61,7 @@ def test_plain_families_get_plain_positions(family):
 
 def test_after_an_image_places_and_positions_part(qwen3_vl):
     prompt = toys.vision_prompt(qwen3_vl, [(2, 5)])
+    check_mask(qwen3_vl, prompt.ids)  # two passes, once per target
     drafts = []
     with toys.forwards(qwen3_vl) as passes:
         head = toys.OracleHead(prompt.ids[0].tolist() + prompt.greedy(qwen3_vl, 20), 6)
@@ -175,6 +176,17 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, qwen3_vl):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=r"torchvision.*HouseMadeImageProcessorPil"):
         load_target(tmp_path, device="cpu")
+
+
+@pytest.mark.skipif(transformers.utils.is_torchvision_available(), reason="torchvision is there: nothing is missing")
+@pytest.mark.parametrize("name", ["SmolVLMImageProcessor", "Idefics3ImageProcessor"])
+def test_a_class_that_needs_torchvision_is_refused_in_one_line(tmp_path, qwen3_vl, name):
+    """transformers puts a dummy in such a class's place, which raises ImportError when it is used."""
+    toys.save_target(qwen3_vl, tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_processor_type": name}))
+    with pytest.raises(ValueError, match=rf"need torchvision \(no {name}Pil without it"):
+        load_processor(tmp_path)
 
 
 def test_a_padded_prompt_is_refused(qwen3_vl):

@@ -44,7 +44,8 @@ def _task_rows(pair: Pair, plan: Plan, task: str, prompts: list, repeats: int, b
         "auto, random head": lambda ids, kw: generate(useless, pair.target, ids, budget="auto", **kw),
     }
     totals = {arm: np.zeros(4) for arm in arms}  # milliseconds, tokens, rounds, nodes
-    costs, rng = [], np.random.default_rng(0)
+    costs = []
+    rng = np.random.default_rng(0)
     for prompt in prompts:
         ids, positions = prepare(pair, prompt, plan)
         settings = {"max_new_tokens": plan.max_new_tokens, "positions": positions, "return_stats": True}

@@ -70,7 +70,8 @@ def random_head(model: nn.Module, config: Any = None) -> nn.Module:
     if config is None:
         text = model.config.get_text_config()
         config = Qwen3Config(**text.to_dict() | {"num_hidden_layers": 3, "layer_types": None})
-        config.num_target_layers, config.block_size = text.num_hidden_layers, 16
+        config.num_target_layers = text.num_hidden_layers
+        config.block_size = 16
         config.dflash_config = {"mask_token_id": 1, "target_layer_ids": [1, 3, 4]}
     torch.manual_seed(1)
     return DFlashDraftModel(config).eval().requires_grad_(False)
@@ -87,9 +88,12 @@ class KnowingHead:
     """
 
     def __init__(self, head: nn.Module, stream: Sequence[int]):
-        self.pass_of, self._place, self.rigging_ms = head, 0, 0.0
+        self.pass_of = head
+        self._place = 0
+        self.rigging_ms = 0.0
         right = torch.tensor([*stream, *[2] * 64])
-        draws, places = torch.from_numpy(np.random.default_rng(0).random(len(right))), torch.arange(len(right))
+        draws = torch.from_numpy(np.random.default_rng(0).random(len(right)))
+        places = torch.arange(len(right))
         self._rigged = torch.randn(len(right), VOCABULARY, generator=torch.Generator().manual_seed(0))
         self._rigged[places, (right + 1) % VOCABULARY] = 30.0
         self._rigged[places, right] = torch.where(draws < 0.8, 31.4, torch.where(draws < 0.9, 28.6, -30.0))
@@ -105,7 +109,9 @@ class KnowingHead:
 
     def compute_logits(self, hidden: torch.Tensor, output_head: nn.Module) -> torch.Tensor:
         """Return logits `(1, n, V)` with the right tokens at their drawn ranks."""
-        logits, began, place = output_head(hidden), perf_counter(), self._place + 1
+        logits = output_head(hidden)
+        began = perf_counter()
+        place = self._place + 1
         logits[0] = self._rigged[place : place + hidden.shape[1]]
         self.rigging_ms += 1e3 * (perf_counter() - began)
         return logits
@@ -117,7 +123,7 @@ def random_prompt(length: int) -> torch.Tensor:
 
 
 class Forwards:
-    """Adds up the time inside the forwards of modules, nested ones once, from one call of the first of them to the next.
+    """Sums forward time per round; counts nested calls once. A round begins with a call of the first module.
 
     Attributes:
         laps: (milliseconds, those inside forwards): a pair before the first module's first call, then one per round; the
@@ -126,8 +132,12 @@ class Forwards:
 
     def __init__(self, *modules: nn.Module, aside_ms: Callable[[], float] = lambda: 0.0):
         """Watch modules while entered; what `aside_ms`, a running total, grows by is left out."""
-        self._modules, self._aside_ms, self._inside, self._ms = modules, aside_ms, False, 0.0
-        self._last, self._aside = perf_counter(), aside_ms()
+        self._modules = modules
+        self._aside_ms = aside_ms
+        self._inside = False
+        self._ms = 0.0
+        self._last = perf_counter()
+        self._aside = aside_ms()
         self.laps: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Forwards":
@@ -160,5 +170,7 @@ class Forwards:
         """Close a round and return the time at which the next one begins."""
         aside = self._aside_ms()
         self.laps.append((1e3 * (now - self._last) - (aside - self._aside), self._ms))
-        self._ms, self._aside, self._last = 0.0, aside, perf_counter()
+        self._ms = 0.0
+        self._aside = aside
+        self._last = perf_counter()
         return self._last

@@ -16,7 +16,6 @@ The first three run on random ids through the pocket pair. The file knows nothin
 """
 
 import argparse
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
@@ -24,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers import DynamicCache
 
@@ -69,13 +69,11 @@ def bench(
         if not rows:
             say(f"{name:10s} left out: no pocket target and head in {POCKET}")
             continue
-        with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                row = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
-                writer.writerow({"section": name, "repeats": repeats} | row)
-                say(name.ljust(10), *(f"{key}={value}" for key, value in row.items()))
+        frame = pd.DataFrame(rows, columns=COLUMNS).assign(section=name, repeats=repeats)
+        frame.to_csv(out / f"{name}.csv", index=False, float_format="%.4g", lineterminator="\n", encoding="utf-8")
+        for row in rows:
+            told = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
+            say(name.ljust(10), *(f"{key}={value}" for key, value in told.items()))
     write_json(out / "machine.json", facts)
 
 
@@ -128,7 +126,8 @@ def _decode_rows(repeats: int, prefix: int) -> list[dict[str, Any]]:
 
     (model, head, case), ids, n = small_pair(), random_prompt(prefix), 96
     stream = greedy_generate(model, ids, n)[0].tolist()
-    useless, head = random_head(model, head.config), KnowingHead(head, greedy_generate(model, ids, n + 64)[0].tolist())
+    useless = random_head(model, head.config)
+    head = KnowingHead(head, greedy_generate(model, ids, n + 64)[0].tolist())
     variants: dict[str, Callable] = {
         "oracle": lambda: greedy_generate(model, ids, n),
         "dflash chain": lambda: dflash_generate(head, model, ids, n, None),
@@ -152,7 +151,8 @@ def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]
     modules = real, decoder_of(model), model.get_input_embeddings(), model.get_output_embeddings()
     for prefix in prefixes:
         ids = random_prompt(prefix)
-        head, runs = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist()), []
+        head = KnowingHead(real, greedy_generate(model, ids, 160)[0].tolist())
+        runs = []
         for _ in range(4 * repeats + 1):
             with Forwards(*modules, aside_ms=lambda head=head: head.rigging_ms) as inside:
                 _, stats = generate(head, model, ids, 96, return_stats=True)
@@ -166,11 +166,13 @@ def bench_overhead(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]
 @torch.inference_mode()
 def bench_attention(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Time a verify pass of 64 rows by the stock path, with the in-place cache, and with grouped attention too."""
-    model, rows = random_target(heads=16, kv_heads=4, layers=4, width=512), []
+    model = random_target(heads=16, kv_heads=4, layers=4, width=512)
+    rows = []
     ids = np.arange(120).reshape(15, 8)
     tree = build_budget_tree(ids, np.log(0.5 ** np.arange(1, 9)) * np.ones((15, 1)), budget=63)
     for prefix in prefixes:
-        prompt, cache = random_prompt(prefix), DynamicCache(config=model.config)
+        prompt = random_prompt(prefix)
+        cache = DynamicCache(config=model.config)
         with Target(model, StreamPositions(), (1, 2), room=prefix + 128) as target:
             target.prefill(prompt)
             model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -215,7 +217,10 @@ def bench_tree(repeats: int, prefixes: Sequence[int]) -> list[dict[str, Any]]:
     """Time tree building at 15 offsets x 8, and a mask of 63 nodes."""
     raw = np.random.default_rng(0).normal(size=(15, 8)) * 2
     logps = np.sort(raw - np.log(np.exp(raw).sum(-1, keepdims=True)), axis=-1)[:, ::-1].copy()
-    ids, lists, rows, calls = np.arange(120).reshape(15, 8), logps.tolist(), [], 50
+    ids = np.arange(120).reshape(15, 8)
+    lists = logps.tolist()
+    rows = []
+    calls = 50
     tree = build_budget_tree(ids, logps, budget=63)
 
     def timed(run: Callable) -> Callable[[], float]:

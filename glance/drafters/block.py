@@ -59,14 +59,17 @@ class BlockDrafter:
         """Check the pair, and start with an empty context."""
         check_pair(self.head, target.model)
         check_head_mode(self.head)
-        self._target, self._lap = target, lap
+        self._target = target
+        self._lap = lap
         self._cache = PathCache()
-        self._root, self._row = 0, torch.empty(1, 0)
+        self._root = 0
+        self._row = torch.empty(1, 0)
         # [last known token, MASK x (B-1)], made once
         self._block = torch.full((1, self.head.block_size), self.head.mask_token_id, device=target.device)
         weight = next(iter(self.head.parameters()), None) if hasattr(self.head, "parameters") else None
         self._home = (target.device, target.dtype) if weight is None else (weight.device, weight.dtype)
-        self._embed, self._logits = block_embedding(self.head, target.model), block_logits(self.head, target.model)
+        self._embed = block_embedding(self.head, target.model)
+        self._logits = block_logits(self.head, target.model)
 
     def draft(self, root: int, fused: torch.Tensor | None) -> Draft:
         """Fill the block after `root` in one pass; one transfer to the host."""
@@ -92,7 +95,8 @@ class BlockDrafter:
     def _price(self, known: list[int], fused: torch.Tensor | None) -> Draft:
         """Run the head on `[known..., MASK x (B-1)]`, known starting at the root; price the masked offsets."""
         head, model, (device, dtype) = self.head, self._target.model, self._home
-        place, n_masked = self._target.length, head.block_size - 1  # place: the root's, since it is not yet committed
+        place = self._target.length
+        n_masked = head.block_size - 1  # place: the root's, since it is not yet committed
         ids = self._block
         ids[:, :1].fill_(known[-1])
         if len(known) > 1:

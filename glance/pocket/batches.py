@@ -111,8 +111,12 @@ class PageStream(torch.utils.data.IterableDataset):
     """An endless stream of batches of one stage, from any step on."""
 
     def __init__(self, tokenizer, mixture: dict[str, float], size: int, name: str, seed: int, first_step: int = 0):
-        self.tokenizer, self.mixture, self.size = tokenizer, mixture, size
-        self.name, self.seed, self.first_step = name, seed, first_step
+        self.tokenizer = tokenizer
+        self.mixture = mixture
+        self.size = size
+        self.name = name
+        self.seed = seed
+        self.first_step = first_step
 
     def draw_group(self, group: int) -> list[list[Page]]:
         """Draw the pages of one group of batches."""
@@ -130,4 +134,5 @@ class PageStream(torch.utils.data.IterableDataset):
         while True:
             for pages in self.draw_group(group)[skip:]:
                 yield collate(self.tokenizer, pages)
-            group, skip = group + 1, 0
+            group = group + 1
+            skip = 0

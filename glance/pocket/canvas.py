@@ -16,8 +16,11 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-WIDTH, HEIGHT, CELL = 256, 192, 32
-SLOT_ROWS, SLOT_COLUMNS = 2, 8
+WIDTH = 256
+HEIGHT = 192
+CELL = 32
+SLOT_ROWS = 2
+SLOT_COLUMNS = 8
 SLOTS = SLOT_ROWS * SLOT_COLUMNS
 FONTS = {
     "mono": "DejaVuSansMono.ttf",
@@ -106,7 +109,10 @@ class Canvas:
     """One page: its image, its font and what has been put where."""
 
     def __init__(self, rng: random.Random, *, font: str, size: int, height: int = HEIGHT, textured: bool = False):
-        self.rng, self.font, self.size, self.height = rng, font, size, height
+        self.rng = rng
+        self.font = font
+        self.size = size
+        self.height = height
         self.image = draw_texture(rng, height) if textured else Image.new("RGB", (WIDTH, height), draw_pale(rng))
         self.pen = ImageDraw.Draw(self.image)
         self.ink: list[Ink] = []

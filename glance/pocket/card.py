@@ -23,7 +23,9 @@ LIMITS = {  # what the project asks of the shipped target: task -> (score, bound
     "textvqa": [("word_list_error", 0.04, True)],
     "caption": [("grounded", 0.95, False), ("repeats", 0.05, True)],
 }
-LOOKUP_EXACT, TRANSCRIPTION_ERROR, MEDIAN_TOKENS = 0.85, 0.01, 60
+LOOKUP_EXACT = 0.85
+TRANSCRIPTION_ERROR = 0.01
+MEDIAN_TOKENS = 60
 
 
 def hash_file(path: Path) -> str:
@@ -72,7 +74,8 @@ def tabulate_tasks(tasks: dict) -> str:
     rows = []
     for task, row in tasks.items():
         scores = row["all"]
-        error, exact = scores.get("character_error"), scores.get("exact")
+        error = scores.get("character_error")
+        exact = scores.get("exact")
         value = row["by_kind"].get("lookup", {}).get("value_exact")
         numbers = [show(error), show(exact, 3), show(value, 3), show(row["entropy_nats"])]
         rows.append([task, scores["prompts"], *numbers, row["median_tokens"], show(row["not_stopped"], 3)])
@@ -135,7 +138,8 @@ def describe_replanning(training: dict) -> str:
 def summarise_log(log: Path, plan: list[dict]) -> dict:
     """Summarise a training log: seconds and last losses of each stage of the plan."""
     rows = [json.loads(line) for line in read_lines(log) if line.strip()]
-    stages, before = [], 0
+    stages = []
+    before = 0
     for stage in plan:
         last = [row for row in rows if row["stage"] == stage["name"]][-1]
         losses = {name: last[name] for name in ("language", "pointer", "characters", "things") if name in last}
@@ -148,8 +152,10 @@ def summarise_log(log: Path, plan: list[dict]) -> dict:
 
 def describe_reading(evaluation: dict) -> str:
     """Return the card's section of measurements."""
-    tasks, seen = evaluation["eval"], evaluation.get("seen", {})
-    caption, sign = tasks["caption"]["all"], tasks["textvqa"]["all"]
+    tasks = evaluation["eval"]
+    seen = evaluation.get("seen", {})
+    caption = tasks["caption"]["all"]
+    sign = tasks["textvqa"]["all"]
     names = sorted(tasks, key=lambda task: -tasks[task]["entropy_nats"])
     order = " > ".join(f"{task} {show(tasks[task]['entropy_nats'])}" for task in names)
     return f"""## How well (words never seen in training)
@@ -202,7 +208,8 @@ def describe_head(data: Path) -> str:
     if not (data / "head.json").is_file():
         return "## The block head\nNone is shipped beside this target."
     head = read_json(data / "head.json")
-    figures, settings = head["figures"], head["settings"]
+    figures = head["figures"]
+    settings = head["settings"]
     columns = ["task", "arm", "tau", "tau, no cut rounds", "ms/token", "speedup", "repeated 4-grams", "identical"]
     rows = []
     for row in [*figures["rows"], *figures["pooled"]]:

@@ -12,6 +12,7 @@ import math
 import sys
 from pathlib import Path
 
+from glance.exits import exit_code
 from glance.files import write_json
 from glance.pocket.words import DATA
 
@@ -92,7 +93,7 @@ def add_subcommands(subparsers) -> None:
     train.add_argument("--every", type=int, default=100, help="steps between log rows")
     train.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, resumable")
     train.add_argument("--snapshot", action="store_true", help="write target/ even where the plan is not done")
-    train.set_defaults(run=run_train)
+    train.set_defaults(run=run_train, resumes=True)
     head = subparsers.add_parser(
         "train-head", help="train the head on the target in `--out`, ship it, take its figures"
     )
@@ -102,7 +103,7 @@ def add_subcommands(subparsers) -> None:
     head.add_argument(
         "--rows", type=int, default=135, help="evaluation pages of each task for the figures, after one more"
     )
-    head.set_defaults(run=run_train_head)
+    head.set_defaults(run=run_train_head, resumes=True)
     evaluate = subparsers.add_parser("evaluate", help="measure the target; write evaluation.json and CARD.md")
     evaluate.add_argument("--data", type=Path, default=DATA)
     evaluate.add_argument("--limit", type=int, help="rows per task; writes no files")
@@ -114,12 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="glance pocket", description=__doc__.split("\n")[0])
     add_subcommands(parser.add_subparsers(required=True, metavar="COMMAND"))
     args = parser.parse_args(argv)
-    try:
-        args.run(args)
-    except (ValueError, OSError) as error:
-        print(f"glance pocket: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(lambda: args.run(args), "pocket", resumes=getattr(args, "resumes", False))
 
 
 if __name__ == "__main__":

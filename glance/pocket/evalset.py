@@ -12,7 +12,8 @@ from pathlib import Path
 from glance.files import read_lines
 from glance.pocket.render import TASKS, Page, sample
 
-EVAL_ROWS, SEEN_ROWS = 136, 48
+EVAL_ROWS = 136
+SEEN_ROWS = 48
 
 
 def describe_page(page: Page, image: str) -> dict:
@@ -35,7 +36,8 @@ def write_set(folder: Path, split: str, count: int, tasks: tuple[str, ...] = TAS
         (folder / task).mkdir(parents=True, exist_ok=True)
         rows = []
         for seed in range(count):
-            page, name = sample(task, seed, split), f"{task}/{seed:04d}.png"
+            page = sample(task, seed, split)
+            name = f"{task}/{seed:04d}.png"
             page.image.save(folder / name, optimize=True)
             rows.append(json.dumps(describe_page(page, name)))
         (folder / f"{task}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")

@@ -37,7 +37,8 @@ def load_pocket(folder: Path, dtype: torch.dtype = torch.float32):
 @torch.inference_mode()
 def generate_batch(model, tokenizer, images: list[Image.Image], prompts: list[list[int]]) -> list[dict]:
     """Answer prompts of one length greedily; return text, token count, whether it stopped, and entropies."""
-    pixels, ids = stack_pixels(images), torch.tensor(prompts)
+    pixels = stack_pixels(images)
+    ids = torch.tensor(prompts)
     height, width = pixels.shape[1:3]
     image_token = model.config.image_token_id
     out = model.generate(
@@ -66,7 +67,8 @@ def answer_rows(model, tokenizer, images: list[Image.Image], prompts: list[str],
     """Answer prompts about equally sized images greedily, in their own order."""
     cells = images[0].width * images[0].height // CELL**2
     encoded = [encode_prompt(tokenizer, prompt, cells) for prompt in prompts]
-    by_length, answers = defaultdict(list), [{}] * len(prompts)
+    by_length = defaultdict(list)
+    answers = [{}] * len(prompts)
     for i, ids in enumerate(encoded):
         by_length[len(ids)].append(i)
     for group in by_length.values():
@@ -86,7 +88,8 @@ def pool(scored: Iterable[dict]) -> dict[str, float]:
             columns[name].append(value)
     out: dict[str, float] = {"prompts": max((len(c) for c in columns.values()), default=0)}
     if "mentions" in columns:
-        mentions, things = sum(columns["mentions"]) or 1, sum(columns["things"])
+        mentions = sum(columns["mentions"]) or 1
+        things = sum(columns["things"])
         out |= {name: sum(columns[name]) / mentions for name in ("grounded", "fitting", "repeats")}
         return out | {"missed": sum(columns["missed"]) / things, "mentions": sum(columns["mentions"])}
     return out | {name: mean(values) for name, values in columns.items()}

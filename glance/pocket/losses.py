@@ -48,7 +48,8 @@ class CellHeads(torch.nn.Module):
     @torch.no_grad()
     def accuracy(self, cells: torch.Tensor, slots: torch.Tensor, things: torch.Tensor) -> dict[str, float]:
         """Return the share of drawn characters, and of drawn things (all three classes), that are right."""
-        out, drawn = {}, slots > 0
+        out = {}
+        drawn = slots > 0
         if drawn.any():
             guess = self.characters(cells).view(*slots.shape, -1).argmax(-1)
             out["characters"] = (guess == slots)[drawn].float().mean().item()

@@ -131,13 +131,15 @@ class BatchForward:
 
     def __init__(self, model: Qwen3VLForConditionalGeneration):
         self.model = model
-        self.visual, self.language = model.model.visual, model.model.language_model
+        self.visual = model.model.visual
+        self.language = model.model.language_model
         self.geometry: dict[int, tuple] = {}
 
     def place_patches(self, height: int) -> tuple:
         """Return position indices, their weights, and the rotary cos and sin for one image height."""
         if height not in self.geometry:
-            visual, grid = self.visual, torch.tensor([[1, height // PATCH, WIDTH // PATCH]])
+            visual = self.visual
+            grid = torch.tensor([[1, height // PATCH, WIDTH // PATCH]])
             indices, weights = get_vision_interpolation_indices_and_weights(
                 grid,
                 num_grid_per_side=visual.num_grid_per_side,
@@ -153,13 +155,16 @@ class BatchForward:
 
     def see(self, pixels: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the cells' states (n, c, d) and the deepstack additions, each (n, c, d)."""
-        visual, patches = self.visual, cut_patches(pixels)
+        visual = self.visual
+        patches = cut_patches(pixels)
         indices, weights, cos, sin = self.place_patches(pixels.shape[1])
         n, p, _ = patches.shape
         kernel = visual.patch_embed.proj.weight
         x = F.linear(patches, kernel.sum(2).reshape(kernel.shape[0], -1), visual.patch_embed.proj.bias)
         x = x + (visual.pos_embed(indices) * weights[:, :, None]).sum(1).to(x.dtype)
-        cos, sin, deep = cos.to(x.dtype), sin.to(x.dtype), []
+        cos = cos.to(x.dtype)
+        sin = sin.to(x.dtype)
+        deep = []
         for i, block in enumerate(visual.blocks):
             attention = block.attn
             qkv = attention.qkv(block.norm1(x)).view(n, p, 3, attention.num_heads, -1)
@@ -174,7 +179,8 @@ class BatchForward:
 
     def place_tokens(self, length: int, start: int, height: int) -> torch.Tensor:
         """Return M-RoPE positions (3, length) for an image that begins at token `start`."""
-        rows, columns = height // CELL, WIDTH // CELL
+        rows = height // CELL
+        columns = WIDTH // CELL
         cells = rows * columns
         positions = torch.arange(length).repeat(3, 1)
         positions[0, start : start + cells] = start
@@ -188,12 +194,14 @@ class BatchForward:
         n, t, _ = x.shape
         cos, sin = (a.unsqueeze(1) for a in self.language.rotary_emb(x, positions))
         for i, layer in enumerate(self.language.layers):
-            attention, h = layer.self_attn, normalise(x, layer.input_layernorm)
+            attention = layer.self_attn
+            h = normalise(x, layer.input_layernorm)
             split = (n, t, -1, attention.head_dim)
             q = normalise(attention.q_proj(h).view(split), attention.q_norm).transpose(1, 2)
             k = normalise(attention.k_proj(h).view(split), attention.k_norm).transpose(1, 2)
             v = attention.v_proj(h).view(split).transpose(1, 2)
-            q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+            q = rotate(q, cos, sin).to(v.dtype)
+            k = rotate(k, cos, sin).to(v.dtype)
             groups = q.shape[1] // k.shape[1]
             out, scores = attend(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), causal=True)
             if watch.attention and i in READING_LAYERS:

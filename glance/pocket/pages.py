@@ -76,12 +76,14 @@ def draw_lines(rng: random.Random, split: str, height: int) -> Draft:
     if rng.random() < 0.3:
         canvas.colour = rng.choice(list(COLOURS))
     colour = COLOURS[canvas.colour] if canvas.colour else draw_dark(rng)
-    step, lines = round(size * 1.75), []
+    step = round(size * 1.75)
+    lines = []
     places = list(range(rng.randint(0, 8), height - size - 3, step))
     if height > 64:
         places = sorted(rng.sample(places, min(len(places), rng.randint(2, 4))))
     for y in places:
-        x, text = rng.randint(2, 60), ""
+        x = rng.randint(2, 60)
+        text = ""
         for _ in range(rng.randint(1, 4)):
             kind = rng.random()
             if kind < 0.65:
@@ -102,8 +104,10 @@ def draw_lines(rng: random.Random, split: str, height: int) -> Draft:
 
 def place_bars(canvas: Canvas, labels: list[str], values: list[str], dark) -> list[tuple[Ink, Ink]]:
     """Draw horizontal bars with the label before and the value after each."""
-    rng, top = canvas.rng, max(float(v) for v in values)
-    y, step = rng.randint(30, 36), rng.randint(28, 31)
+    rng = canvas.rng
+    top = max(float(v) for v in values)
+    y = rng.randint(30, 36)
+    step = rng.randint(28, 31)
     left = max(canvas.measure(label) for label in labels) + rng.randint(6, 14)
     room = 250 - left - max(canvas.measure(value) for value in values) - 8
     rows = []
@@ -119,8 +123,12 @@ def place_bars(canvas: Canvas, labels: list[str], values: list[str], dark) -> li
 
 def place_columns(canvas: Canvas, labels: list[str], values: list[str], dark) -> list[tuple[Ink, Ink]]:
     """Draw three vertical bars, or points on a line, with labels below and values above."""
-    rng, top, rows, points = canvas.rng, max(float(v) for v in values), [], []
-    base, is_line = rng.randint(150, 160), rng.random() < 0.4
+    rng = canvas.rng
+    top = max(float(v) for v in values)
+    rows = []
+    points = []
+    base = rng.randint(150, 160)
+    is_line = rng.random() < 0.4
     colour = rng.choice(list(COLOURS.values()))
     for i, (label, value) in enumerate(zip(labels, values, strict=True)):
         x = 4 + 84 * i + rng.randint(0, 3)
@@ -180,8 +188,10 @@ def draw_value(rng: random.Random, split: str, key: str) -> str:
 def draw_form(rng: random.Random, split: str) -> Draft:
     """Draw a form of 3 to 5 fields under a heading; ask for all of it, or for one field."""
     canvas = Canvas(rng, font=choose_font(rng), size=rng.choice([14, 15, 16]))
-    dark, count = draw_dark(rng), rng.choice([3, 4, 4, 5])
-    left, y = rng.randint(4, 30), rng.randint(2, 6)
+    dark = draw_dark(rng)
+    count = rng.choice([3, 4, 4, 5])
+    left = rng.randint(4, 30)
+    y = rng.randint(2, 6)
     heading = rng.choice(HEADINGS)
     company = draw_word(rng, split)
     kind = canvas.write(left, y, heading, dark)
@@ -189,7 +199,9 @@ def draw_form(rng: random.Random, split: str) -> Draft:
     canvas.pen.line((4, y + 22, 250, y + 22), fill=dark, width=1)
     keys = rng.sample(KEYS, count)
     column = left + max(canvas.measure(key + ": ") for key in keys) + rng.randint(2, 12) if rng.random() < 0.6 else 0
-    step, y, rows = rng.randint(27, 31), y + rng.randint(27, 31), []
+    step = rng.randint(27, 31)
+    y = y + rng.randint(27, 31)
+    rows = []
     for key in keys:
         value = draw_value(rng, split, key)
         x = column or left + canvas.measure(key + ": ")
@@ -221,12 +233,15 @@ def draw_cards(rng: random.Random, split: str) -> Draft:
     """Draw 3 or 4 cards with two attributes each; ask for a summary, or for one attribute of one card."""
     canvas = Canvas(rng, font=choose_font(rng), size=rng.choice([13, 14]))
     count = rng.choice([3, 3, 4])
-    names, attributes, cards = draw_words(rng, split, count), rng.sample(ATTRIBUTES, 2), []
+    names = draw_words(rng, split, count)
+    attributes = rng.sample(ATTRIBUTES, 2)
+    cards = []
     corners = sorted(rng.sample([(0, 0), (128, 0), (0, 96), (128, 96)], count), key=lambda p: (p[1], p[0]))
     for name, (x, y) in zip(names, corners, strict=True):
         dark = draw_dark(rng)
         canvas.pen.rectangle((x + 2, y + 2, x + 125, y + 93), fill=draw_pale(rng), outline=dark)
-        left, top = x + rng.randint(5, 16), y + rng.randint(4, 9)
+        left = x + rng.randint(5, 16)
+        top = y + rng.randint(4, 9)
         card: list[Ink] = [canvas.write(left, top, name, dark)]
         for attribute in attributes:
             value = draw_word(rng, split, 6) if attribute in ("Team", "Home") else draw_number(rng)
@@ -244,7 +259,8 @@ def draw_cards(rng: random.Random, split: str) -> Draft:
         ends = (cards[0][0], cards[-1][0])
         segments.append([fill(f"\nThe first card {verb} {{}} and the last {{}}.", *ends) for verb in ("is", "shows")])
         return Draft(canvas, "table", ["Summarise each card."], segments)
-    card, j = rng.choice(cards), rng.choice([1, 3])
+    card = rng.choice(cards)
+    j = rng.choice([1, 3])
     asked = (card[j], card[0], card[j + 1])
     segments.append([fill("\nThe {} of {} is {}.", *asked), fill("\nSo the {} of {} is {}.", *asked)])
     return Draft(canvas, "lookup", fill("What is the {} of {}?", card[j], card[0]), segments)
@@ -285,12 +301,17 @@ def draw_sign(rng: random.Random, split: str) -> Draft:
     count = rng.choice([2, 3, 3, 4, 4])
     canvas = Canvas(rng, font=choose_font(rng), size=rng.choice([16, 18, 20, 24]), textured=True)
     canvas.colour = rng.choice([name for name in COLOURS if name != "black"])
-    colour, carrier, texts = COLOURS[canvas.colour], rng.choice(CARRIERS), draw_words(rng, split, count)
-    width, step = max(canvas.measure(text) for text in texts), round(canvas.size * 1.6)
-    x, y = rng.randint(6, 248 - width), rng.randint(6, 186 - step * count)
+    colour = COLOURS[canvas.colour]
+    carrier = rng.choice(CARRIERS)
+    texts = draw_words(rng, split, count)
+    width = max(canvas.measure(text) for text in texts)
+    step = round(canvas.size * 1.6)
+    x = rng.randint(6, 248 - width)
+    y = rng.randint(6, 186 - step * count)
     box = (x - 5, y - 4, x + width + 4, y + step * count)
     canvas.pen.rectangle(box, fill=draw_pale(rng), outline=colour)
-    words, centred = [], rng.random() < 0.4
+    words = []
+    centred = rng.random() < 0.4
     for i, text in enumerate(texts):
         shift = (width - canvas.measure(text)) // 2 if centred else 0
         words.append(canvas.write(x + shift, y + i * step, text, colour))

@@ -19,7 +19,8 @@ NOUNS = {
     "cross": ("cross", "plus"),
 }
 SIZES = {True: ("big", "large", "huge"), False: ("small", "tiny", "little")}
-COLUMNS, ROWS = ("far left", "left", "right", "far right"), ("top", "middle", "bottom")
+COLUMNS = ("far left", "left", "right", "far right")
+ROWS = ("top", "middle", "bottom")
 NUMBERS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven"], 1))
 
 
@@ -41,9 +42,13 @@ def place_shapes(rng: random.Random, height: int, count: int) -> tuple[Canvas, l
     """Draw `count` different shapes on a grid, in reading order."""
     canvas = Canvas(rng, font=choose_font(rng), size=14, height=height, textured=rng.random() < 0.8)
     pairs = rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
-    left, top, things = rng.randint(24, 40), rng.randint(26, 38), []
+    left = rng.randint(24, 40)
+    top = rng.randint(26, 38)
+    things = []
     for (colour, shape), place in zip(pairs, sorted(rng.sample(range(4 * (height // 64)), count)), strict=True):
-        column, row, big = place % 4, place // 4, rng.random() < 0.5
+        column = place % 4
+        row = place // 4
+        big = rng.random() < 0.5
         centre = (64 * column + left + rng.randint(-5, 5), 64 * row + top + rng.randint(-5, 5))
         radius = rng.randint(18, 22) if big else rng.randint(9, 11)
         thing = {"colour": colour, "shape": shape, "big": big, "column": column, "row": row, "centre": centre}
@@ -62,7 +67,8 @@ def name_shape(rng: random.Random, thing: dict) -> str:
 
 def name_place(rng: random.Random, thing: dict) -> str:
     """Say where a shape is."""
-    column, row = COLUMNS[thing["column"]], ROWS[thing["row"]]
+    column = COLUMNS[thing["column"]]
+    row = ROWS[thing["row"]]
     half = "left" if thing["column"] < 2 else "right"
     places = [f"at the {row} {column}", f"in the {row} {column}", f"in the {row} row, {column}"]
     return rng.choice([*places, f"on the {column}", f"on the {half} half"])
@@ -70,7 +76,8 @@ def name_place(rng: random.Random, thing: dict) -> str:
 
 def say_thing(rng: random.Random, thing: dict) -> str:
     """Say one sentence about a shape."""
-    name, place = name_shape(rng, thing), name_place(rng, thing)
+    name = name_shape(rng, thing)
+    place = name_place(rng, thing)
     kind = rng.random()
     if kind < 0.3:
         return f"{name.capitalize()} {rng.choice(['lies', 'sits', 'rests', 'appears'])} {place}."

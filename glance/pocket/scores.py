@@ -64,7 +64,8 @@ def score_reading(row: dict, hypothesis: str) -> dict[str, float]:
     if row["kind"] == "lookup":
         scores["value_exact"] = float(find_asked_value(hypothesis) == find_asked_value(answer))
     if row["kind"] == "text":
-        wanted, got = find_word_list(answer), find_word_list(hypothesis)
+        wanted = find_word_list(answer)
+        got = find_word_list(hypothesis)
         scores["word_list_error"] = count_edits([[wanted]], got) / len(wanted)
         scores["word_list_exact"] = float(wanted == got)
         colours = [{c for c in COLOURS if re.search(rf"\b{c}\b", text)} for text in (answer, hypothesis)]
@@ -86,7 +87,9 @@ def is_placed(sentence: str, thing: dict) -> bool:
 
 def score_caption(row: dict, hypothesis: str) -> dict[str, float]:
     """Count a caption's mentions: how many there are, are grounded, fit in size and place too, repeat, are missed."""
-    things, mentions, fitting = row["objects"], [], 0
+    things = row["objects"]
+    mentions = []
+    fitting = 0
     for sentence in SENTENCE.split(hypothesis):
         for size, colour, noun in MENTION.findall(sentence):
             mentions.append((colour, SHAPE_OF[noun]))

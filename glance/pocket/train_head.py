@@ -44,7 +44,10 @@ class PagePrompts(Sequence):
     """Pages of the five tasks in turn, drawn and encoded when they are asked for; what a processor returns, faster."""
 
     def __init__(self, tokenizer: Any, count: int, split: str = "train", first_seed: int = FIRST_SEED):
-        self.tokenizer, self.count, self.split, self.first_seed = tokenizer, count, split, first_seed
+        self.tokenizer = tokenizer
+        self.count = count
+        self.split = split
+        self.first_seed = first_seed
 
     def __len__(self) -> int:
         return self.count
@@ -107,7 +110,8 @@ def measure_head(folder: Path = POCKET, n: int = 135, run: Path | None = None) -
     pair = load_pair(str(folder / "target"), str(folder / "head"), dtype="float32", device="cpu")
     run = run or BUILD / "pocket-head-figures"
     decode_tasks(pair, Plan(str(folder / "eval"), n=n, arms=arms), run)
-    table, differing = main_table(run), not_lossless(run)
+    table = main_table(run)
+    differing = not_lossless(run)
     figures = {
         "n": n,
         "identical": not differing,

@@ -90,13 +90,16 @@ class Run:
         torch.manual_seed(self.seed)
         self.tokenizer = build_tokenizer()
         self.model = Qwen3VLForConditionalGeneration(build_config(self.tokenizer)).train()
-        self.cells, self.pointer = CellHeads(), Pointer()
+        self.cells = CellHeads()
+        self.pointer = Pointer()
         self.forward = BatchForward(self.model)
         self.optimisers = self.build_optimisers()
 
     def build_optimisers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW, Muon for the language blocks, Muon for the vision blocks, in this order."""
-        rest, language, vision = [], [], []
+        rest = []
+        language = []
+        vision = []
         for name, parameter in self.model.named_parameters():
             is_matrix = parameter.ndim == 2 and "embed" not in name
             if is_matrix and "language_model.layers" in name:
@@ -244,19 +247,25 @@ def train_stage(run: Run, out: Path, *, every: int, probes: int, workers: int, u
     stream = PageStream(run.tokenizer, stage.mixture, stage.batch, stage.name, run.seed, run.step)
     options = {"num_workers": workers, "prefetch_factor": 6} if workers else {}
     batches = iter(torch.utils.data.DataLoader(stream, batch_size=None, **options))
-    held, sums, since, begin = draw_probes(run, probes), {}, 0, time.time()
+    held = draw_probes(run, probes)
+    sums = {}
+    since = 0
+    begin = time.time()
     while run.step < stage.steps:
-        losses, since = run.take_step(next(batches)), since + 1
+        losses = run.take_step(next(batches))
+        since = since + 1
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss
         out_of_time = time.time() > until
         if run.step % every == 0 or run.step == stage.steps or out_of_time:
             spent = time.time() - begin
-            run.seconds, begin = run.seconds + spent, time.time()
+            run.seconds = run.seconds + spent
+            begin = time.time()
             row = {"seconds": round(run.seconds), "stage": stage.name, "step": run.step, "of": stage.steps}
             row["pages_per_s"] = round(since * stage.batch / spent, 1)
             row |= {name: round(total / since, 4) for name, total in sums.items()}
-            sums, since = {}, 0
+            sums = {}
+            since = 0
             write_row(out / "log.jsonl", row | {"held_out": run.probe(held)})
             if run.step % (4 * every) == 0 or run.step == stage.steps or out_of_time:
                 run.save(out / "checkpoint.pt")
@@ -288,12 +297,15 @@ def train_target(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     out.mkdir(parents=True, exist_ok=True)
     print(describe("cpu"), flush=True)
-    run, until = Run(seed, plan), time.time() + max_seconds
+    run = Run(seed, plan)
+    until = time.time() + max_seconds
     if (out / "checkpoint.pt").is_file():
         run.load(out / "checkpoint.pt")
     while run.stage < len(plan):
         if not train_stage(run, out, every=every, probes=probes, workers=workers, until=until):
             return run
-        run.stage, run.step = run.stage + 1, 0
-    run.stage, run.step = len(plan) - 1, plan[-1].steps
+        run.stage = run.stage + 1
+        run.step = 0
+    run.stage = len(plan) - 1
+    run.step = plan[-1].steps
     return run

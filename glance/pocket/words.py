@@ -63,7 +63,8 @@ def draw_pseudo_word(rng: random.Random) -> str:
             word += rng.choice(["", "", "n", "r", "s", "t"])
         else:
             order = 2 if kind < 0.7 else 3
-            table, word = continuations(order), "^" * order
+            table = continuations(order)
+            word = "^" * order
             while len(word) < order + 9 and (letter := rng.choice(table[word[-order:]])) != "$":
                 word += letter
             word = word[order:]

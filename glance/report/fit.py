@@ -15,7 +15,7 @@ import numpy as np
 from glance.files import write_json
 from glance.law import DraftabilityLaw, decile_table
 from glance.metrics import drop_warmup
-from glance.records import read_rows
+from glance.records import SCHEMAS, read_rows
 from glance.tasks import TASKS
 
 
@@ -45,7 +45,11 @@ def fit_law(
     path = Path(rounds_path)
     if not path.is_file():
         raise ValueError(f"{path}: no such round log: run 01-decode first, or name a run's rounds.jsonl")
-    rows = drop_warmup(read_rows(path))
+    found_rows = read_rows(path)
+    for number, row in enumerate(found_rows, start=1):
+        if missing := [name for name in SCHEMAS["rounds.jsonl"] if name not in row]:
+            raise ValueError(f"{path}:{number}: no row of a rounds.jsonl: it has no {', '.join(missing[:4])}")
+    rows = drop_warmup(found_rows)
     mine = [row for row in rows if row["arm"] == arm and not row["extended"]]
     if not mine:
         arms = ", ".join(sorted({row["arm"] for row in rows})) or "none"

@@ -11,6 +11,12 @@ from glance.metrics import acceptance_length, break_even_tau, drop_warmup, geome
 from glance.records import read_rows
 
 
+def number(value: float | None, width: int = 0, suffix: str = "") -> str:
+    """Print a number to two places; "-" where there is none (null or nan): a task that never started a round has no tau."""
+    missing = value is None or not np.isfinite(value)
+    return ("-" if missing else f"{value:.2f}{suffix}").rjust(width)
+
+
 def pooled_tau(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the tau of one arm's prompts, pooled over rounds; nan where none has a round."""
     return acceptance_length(rows) if any(row["rounds"] for row in rows) else float("nan")
@@ -102,8 +108,8 @@ def table_text(table: Mapping[str, Any]) -> str:
     for row in [*table["rows"], *({"task": "all", **pooled} for pooled in table["pooled"])]:
         mark = "  SLOWDOWN" if row["speedup"] < 1 else ""
         lines.append(
-            f"{row['task']:9s} {row['arm']:8s} {row['n']:4d} {row['tau']:6.2f} {row['ms_per_token']:9.2f} "
-            f"{row['speedup']:7.2f}x  [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]    "
+            f"{row['task']:9s} {row['arm']:8s} {row['n']:4d} {number(row['tau'], 6)} {row['ms_per_token']:9.2f} "
+            f"{number(row['speedup'], 8, 'x')}  [{number(row['speedup_low'])}, {number(row['speedup_high'])}]    "
             f"{row['identical']}/{row['n']}{mark}"
         )
     return "\n".join(lines)
@@ -119,10 +125,12 @@ def short_table(table: Mapping[str, Any]) -> str:
     cells |= {("all", row["arm"]): {"entropy": None, **row} for row in table["pooled"]}
     for task in dict.fromkeys(task for task, _ in cells):
         chain, tree = cells[task, "chain"], cells[task, "tree"]
-        entropy = "" if chain["entropy"] is None else f"{chain['entropy']:.2f}"
+        entropy = "" if task == "all" else number(chain["entropy"])
         speeds = (
             f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]" for row in (chain, tree)
         )
         same = f"{chain['identical'] + tree['identical']} of {chain['n'] + tree['n']}"
-        lines.append(f"| {task} | {entropy} | {chain['tau']:.2f} | {tree['tau']:.2f} | {' | '.join(speeds)} | {same} |")
+        lines.append(
+            f"| {task} | {entropy} | {number(chain['tau'])} | {number(tree['tau'])} | {' | '.join(speeds)} | {same} |"
+        )
     return "\n".join(lines)

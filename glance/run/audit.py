@@ -24,6 +24,7 @@ from glance.decode import decode, greedy_generate
 from glance.files import sha256
 from glance.run.experiment import Pair, Plan, decode_arm, prepare, run_provenance
 from glance.run.faults import FAULTS, KnownText
+from glance.run.progress import watched
 from glance.session import Settings
 from glance.target import Target
 from glance.tasks import Prompt
@@ -48,7 +49,7 @@ def audit(
     counts = {arm: {"identical": 0, "of": 0} for arm in arms}
     repeat, suspects = {"identical": 0, "of": 0}, []
     blocks = {"causal": _no_gap(), "tree": _no_gap()}
-    for done, prompt in enumerate(prompts, start=1):
+    for done, prompt in enumerate(watched(prompts, f"audit {pair.dtype}", len(prompts)), start=1):
         ids, positions = prepare(pair, prompt, plan)
         greedy, _ = decode_arm("ar", pair, ids, positions, plan)
         alone = oracle_logits(pair, ids, positions, greedy)

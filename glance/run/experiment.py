@@ -16,25 +16,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from glance.decode import chain_generate, generate, greedy_generate
 from glance.drafters.block import BlockDrafter
 from glance.drafters.costs import time_passes
 from glance.files import file_sha256, read_json, sha256, write_json
-from glance.head import check_pair, load_block_head
+from glance.head import as_dtype, check_pair, load_block_head
 from glance.metrics import repeated_share
 from glance.paths import named
 from glance.records import Stats, round_row
-from glance.report.summary import pooled_tau
+from glance.report.summary import number, pooled_tau
 from glance.run.folder import Run, provenance
+from glance.run.progress import Progress
 from glance.target import StreamPositions, Target
 from glance.tasks import Prompt, check_prompts, encode, load_tasks, task_names
 from glance.tree import build_budget_tree
 from glance.vl import VisionPositions, check_unpadded, load_target
 
 ARMS = ("ar", "chain", "tree")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,27 @@ class Plan:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}")
+        if self.max_pixels is not None and self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, or left out; got {self.max_pixels}")
         if self.arms[:1] != ("ar",):
             raise ValueError(f"arms must begin with ar, which the others are compared with; got {', '.join(self.arms)}")
         for arm in self.arms:
             if arm not in (*ARMS, "auto") and not (arm.startswith("tree-") and arm[5:].isdigit()):
                 raise ValueError(f"arm {arm!r} is not known: ar, chain, tree, auto, or tree-N for a budget of N")
+        twice = sorted({arm for arm in self.arms if self.arms.count(arm) > 1})
+        if twice:
+            raise ValueError(f"each arm (and each of sweep_budgets) is decoded once; twice: {', '.join(twice)}")
         if "auto" in self.arms and self.extend_budget:
             raise ValueError(f"the arm auto goes with extend_budget=0, got {self.extend_budget}")
         known = task_names(self.data)
         unknown = [task for task in self.tasks if task not in known]
         if unknown or not known:
             raise ValueError(f"{self.data} has no task {', '.join(unknown) or 'files'}; it has: {', '.join(known)}")
+
+    @property
+    def task_list(self) -> tuple[str, ...]:
+        """The tasks that are decoded: those named, or all of the data folder."""
+        return self.tasks or tuple(task_names(self.data))
 
     def prompts(self) -> list[Prompt]:
         """Read and check every prompt of the plan: the first of each task is a warm-up."""
@@ -107,11 +116,9 @@ def load_pair(
     Raises:
         ValueError: an unknown dtype, a folder that is no checkpoint, or a head that does not fit the target.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    precision = as_dtype(dtype)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    precision = DTYPES[dtype] if dtype else None
     model, processor = load_target(target, dtype=precision, device=device, attn_implementation=attention)
     block_head = load_block_head(head, dtype=precision, device=device)
     check_pair(block_head, model)
@@ -146,12 +153,18 @@ def decode_arm(arm: str, pair: Pair, ids: torch.Tensor, positions: Any, plan: Pl
 
 
 def decode_tasks(
-    pair: Pair, plan: Plan, folder: str | Path, *, say: Callable = print, after_task: Callable | None = None
+    pair: Pair,
+    plan: Plan,
+    folder: str | Path,
+    *,
+    say: Callable = print,
+    after_task: Callable | None = None,
+    stage: str = "decode",
 ) -> Run:
     """Decode every prompt of the plan by every arm into a run folder; picks up where an earlier call stopped.
 
-    Rows are on disk prompt by prompt; a kill loses the prompt in hand. Says one line per task, and calls `after_task` with
-    its prompts.
+    Rows are on disk prompt by prompt; a kill loses the prompt in hand. Says one line per task, calls `after_task` with
+    its prompts, and shows how far it is under the name `stage`.
 
     Raises:
         ValueError: a bad task file (before any decoding), or a folder that holds another run.
@@ -162,22 +175,30 @@ def decode_tasks(
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
+    finished = sum(not _missing(plan, run, prompt) for prompt in prompts)
+    progress = Progress(stage, len(prompts), finished)
     for task, rows in by_task.items():
         began = perf_counter()
-        for prompt in tqdm(rows, desc=task, disable=None, leave=False):
-            _decode_prompt(pair, plan, run, prompt)
+        for prompt in rows:
+            if _missing(plan, run, prompt):
+                _decode_prompt(pair, plan, run, prompt)
+                progress.step()
         say(_task_line(run, plan, task, perf_counter() - began))
         if after_task:
             after_task(rows)
+    progress.close()
     return run
+
+
+def _missing(plan: Plan, run: Run, prompt: Prompt) -> list[str]:
+    """List the arms that a prompt still lacks."""
+    return [arm for arm in plan.arms if (arm, prompt.task, prompt.index) not in run.done]
 
 
 def _decode_prompt(pair: Pair, plan: Plan, run: Run, prompt: Prompt) -> None:
     """Decode one prompt by the arms that the run lacks, and write their rows together."""
     place = (prompt.task, prompt.index)
-    missing = [arm for arm in plan.arms if (arm, *place) not in run.done]
-    if not missing:
-        return
+    missing = _missing(plan, run, prompt)
     turn = prompt.index % len(missing)
     ids, positions = prepare(pair, prompt, plan)
     decoded = {arm: decode_arm(arm, pair, ids, positions, plan) for arm in missing[turn:] + missing[:turn]}
@@ -243,7 +264,7 @@ def _task_line(run: Run, plan: Plan, task: str, seconds: float) -> str:
         mine = [row for row in rows if row["arm"] == arm]
         tokens = sum(row["n_tokens"] for row in mine)
         ms = sum(row["ms_per_token"] * row["n_tokens"] for row in mine) / tokens
-        parts.append(f"{arm} tau {pooled_tau(mine):.2f} {ms:.2f} ms")
+        parts.append(f"{arm} tau {number(pooled_tau(mine))} {ms:.2f} ms")
     same = sum(row["matches_ar"] for row in rows)
     return f"{task:8s} n={len(mine)}  {'  '.join(parts)}  identical {same}/{len(rows)}  {seconds:.0f} s"
 
@@ -259,6 +280,8 @@ def measure_costs(pair: Pair, prompt: Prompt, plan: Plan, budgets: Sequence[int]
     Returns:
         The prompt's length `prefix`, `ar_ms`, `draft_ms`, and in `verify` `nodes` and `ms` per budget.
     """
+    if not budgets:
+        raise ValueError("budgets is empty: name at least one to time")
     ids, positions = prepare(pair, prompt, plan)
     drafter = BlockDrafter(pair.head, max(budgets), plan.branch_k)
     with Target(pair.target, positions, drafter.layer_ids, room=ids.shape[1] + drafter.max_nodes + 1) as target:

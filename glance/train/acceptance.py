@@ -24,7 +24,8 @@ def decode_rounds(
     head: nn.Module, target: nn.Module, prompts: Sequence[Inputs], drafter: BlockDrafter, max_new_tokens: int
 ) -> list[tuple[torch.Tensor, list[Round]]]:
     """Decode held-out prompts; return each text's ids `(T,)` and its rounds that were not cut."""
-    texts, head_mode = [], head.training
+    texts = []
+    head_mode = head.training
     head.eval()
     for i in range(len(prompts)):
         inputs = prompts[i]
@@ -55,7 +56,9 @@ def compare_acceptance(
     block = settings.block
     texts = decode_rounds(head, target, prompts, BlockDrafter(head, block - 1, 1), settings.max_new_tokens)
     tree = decode_rounds(head, target, prompts, BlockDrafter(head, settings.budget), settings.max_new_tokens)
-    decoded, forced, n = torch.zeros(block - 1), torch.zeros(block - 1), 0
+    decoded = torch.zeros(block - 1)
+    forced = torch.zeros(block - 1)
+    n = 0
     for i, (ids, rounds) in enumerate(texts):
         if not rounds:
             continue

@@ -117,7 +117,8 @@ def new_head(target: nn.Module, settings: TrainSettings, mask_token_id: int) -> 
         tie_word_embeddings=False,
     )
     kept = list(settings.kept or spread_layers(target))
-    config.num_target_layers, config.block_size = text.num_hidden_layers, settings.block
+    config.num_target_layers = text.num_hidden_layers
+    config.block_size = settings.block
     config.dflash_config = {
         "mask_token_id": mask_token_id,
         "target_layer_ids": kept,
@@ -167,7 +168,8 @@ def draw_blocks(examples: Sequence[Example], settings: TrainSettings, mask: int,
     epoch, at = divmod(step, len(examples) // size)
     order = _epoch_batches(tuple(len(example.ids) for example in examples), size, f"{settings.seed}/epoch/{epoch}")
     chosen = [examples[j] for j in order[at]]
-    revealed, count = 0, settings.anchors
+    revealed = 0
+    count = settings.anchors
     if rng.random() < settings.reveal:
         revealed = settings.block - 1 if rng.random() < 0.5 else rng.randint(1, settings.block - 1)
         count = max(1, count * settings.block // (settings.block + revealed))  # longer blocks, fewer of them
@@ -182,7 +184,8 @@ def draw_blocks(examples: Sequence[Example], settings: TrainSettings, mask: int,
 @lru_cache(maxsize=2)
 def _epoch_batches(lengths: tuple[int, ...], size: int, seed: str) -> list[list[int]]:
     """Cut a shuffled epoch into batches of sequences of like length: sorted within windows of eight batches."""
-    shuffle, order = random.Random(seed), list(range(len(lengths)))
+    shuffle = random.Random(seed)
+    order = list(range(len(lengths)))
     shuffle.shuffle(order)
     windows = (sorted(order[i : i + 8 * size], key=lengths.__getitem__) for i in range(0, len(order), 8 * size))
     order = [j for window in windows for j in window]
@@ -236,8 +239,8 @@ def block_loss(
 ) -> torch.Tensor:
     """Return the mean cross-entropy of the masked rows, offset k weighing exp(-(k-1) / decay).
 
-    With a `scout`, a linear map that is thrown away afterwards, the head's middle layer is also asked for the state from
-    which the target itself will say the row's token (its first kept layer, one place before): where to look, before what.
+    With a `scout`, an auxiliary cosine loss is added: a linear map of the head's middle layer, thrown away after training,
+    is compared with the target's first kept layer one place before the row's token.
     """
     middle: list[torch.Tensor] = []
     hook = head.layers[(len(head.layers) - 1) // 2].register_forward_hook(lambda *call: middle.append(call[-1]))

@@ -18,7 +18,8 @@ class EncodedPrompts(Sequence):
     """Prompts of task files that are encoded when they are asked for."""
 
     def __init__(self, processor: Any, prompts: Sequence[Prompt]):
-        self.processor, self.prompts = processor, prompts
+        self.processor = processor
+        self.prompts = prompts
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -49,13 +50,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--held-out", type=int, default=8, help="prompts of each task to validate on")
     parser.add_argument("--answers", help="where the target's texts are cached (default: in the run's folder)")
     for item in fields(TrainSettings):
-        flag, says = "--" + item.name.replace("_", "-"), f"{item.metadata['help']} (default: {item.default})"
+        flag = "--" + item.name.replace("_", "-")
+        says = f"{item.metadata['help']} (default: {item.default})"
         if isinstance(item.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=item.default, help=says)
         else:
             many = {"nargs": "+", "type": int} if item.default == () else {"type": type(item.default)}
             parser.add_argument(flag, default=item.default, help=says, **many)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, resumes=True)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -130,7 +130,8 @@ def answer(
     Returns:
         Each prompt's text, and its kept states `(T - 1, L * d)`: of all but the text's last token, which was never read.
     """
-    stops, pad = stop_ids(target), _pad_id(target)
+    stops = stop_ids(target)
+    pad = _pad_id(target)
     ids = [prompt["input_ids"].view(-1) for prompt in prompts]
     greedy = GenerationConfig(
         do_sample=False,
@@ -167,7 +168,8 @@ class _Steps(LogitsProcessor):
     """Takes the kept states of every pass of `generate`; leaves its scores alone."""
 
     def __init__(self, kept: KeptStates):
-        self.kept, self.states = kept, []
+        self.kept = kept
+        self.states = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.states.append(fuse(self.kept.take()))

@@ -26,15 +26,15 @@ from typing import Any
 
 from glance.tree import ROOT, CandidateTree, ancestor_matrix, as_tree
 
-DRAFT, ACCEPTED, BONUS_COLOR = "#0173B2", "#029E73", "#DE8F05"
+DRAFT = "#0173B2"
+ACCEPTED = "#029E73"
+BONUS_COLOR = "#DE8F05"
 BONUS = -2  # stands for the bonus where nodes are meant; never in a tree
-CELL, PITCH, BOX, GUTTER, HEAD = (
-    7.25,
-    26,
-    20,
-    24,
-    24,
-)  # a character's width, a row, a box, between columns, the headings
+CELL = 7.25
+PITCH = 26
+BOX = 20
+GUTTER = 24
+HEAD = 24  # a character's width, a row, a box, between columns, the headings
 _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level vocabularies write as themselves
 _HIDDEN = [b for b in range(256) if b not in _PLAIN]
 _BYTES = {chr(b): b for b in _PLAIN} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}
@@ -50,7 +50,8 @@ def speller(words: Any) -> Callable[[int], str]:
     pieces = getattr(getattr(words, "tokenizer", words), "convert_ids_to_tokens", lambda ids: [""])
 
     def spell(token: int) -> str:
-        text, piece = words.decode([token]), pieces([token])[0] or ""
+        text = words.decode([token])
+        piece = pieces([token])[0] or ""
         if "\ufffd" in text and piece:
             known = [_BYTES.get(c, 0) for c in piece]
             return "".join(chr(b) if 32 < b < 127 else f"\\x{b:02x}" for b in known) if all(known) else piece
@@ -131,7 +132,8 @@ class Scene:
         then = visible(self.spell(self.choices[node + 1]), 24) if self.choices else ""
         if node == ROOT:
             return f"{said}the last committed token" + (f"\ntarget: {then}" if then else "")
-        n, path = self.tree[node], self.probability(node)
+        n = self.tree[node]
+        path = self.probability(node)
         p = exp(n.logp - self.tree.logps[n.parent]) if n.parent != ROOT else path
         said += f"offset {n.depth}, rank {n.rank}, node {node}\np {p:.2g}, path {path:.2g}"
         if self.choices:
@@ -182,7 +184,8 @@ def place(scene: Scene) -> Places:
                 put(sibling, row + 1)
 
     put(ROOT, 0)
-    columns, left = [], 2
+    columns = []
+    left = 2
     for column in range(max(taken) + 1):
         widest = max(width_of(scene.label(node)) for node in rows if scene.depth(node) == column)
         columns.append((left, max(42, ceil(widest * CELL) + 12)))
@@ -202,17 +205,21 @@ def svg(width: float, height: float, kind: str, label: str, body: str) -> str:
 
 def tree_svg(scene: Scene) -> str:
     """Draw the tree: a group per node, each inside its parent's."""
-    at, accepted = place(scene), set(scene.path)
+    at = place(scene)
+    accepted = set(scene.path)
 
     def draw(node: int) -> str:
         x, y, wide = at.boxes[node]
-        kind, edge, opacity = "r" if node == ROOT else "b" if node == BONUS else f"n k{node}", "", ""
+        kind = "r" if node == ROOT else "b" if node == BONUS else f"n k{node}"
+        edge = ""
+        opacity = ""
         if node != ROOT:
             drop = y - at.boxes[scene.parent(node)][1]
             down = f"h6q6 0 6 6v{drop - 12}q0 6 6 6h6" if drop else f"h{GUTTER}"
             edge = f'<path d="M{x - GUTTER} {y - drop}{down}"/>'
         if node >= 0:
-            kind, opacity = kind + " a" * (node in accepted), f' style="--p:{scene.probability(node) ** 0.5:.2f}"'
+            kind = kind + " a" * (node in accepted)
+            opacity = f' style="--p:{scene.probability(node) ** 0.5:.2f}"'
         kids = sorted(at.kids.get(node, ()), key=lambda kid: kid == BONUS or kid in accepted)  # painted last, on top
         return (
             f'<g class="{kind}"{opacity} tabindex="0"><title>{escape(scene.title(node), False)}</title>{edge}'
@@ -237,15 +244,19 @@ def mask_svg(scene: Scene) -> str:
     labels = [label.lstrip("␣") or label for label in (scene.label(i, 10) for i in order)]
     sees = ancestor_matrix(scene.tree)[[[i + 1] for i in order], [i + 1 for i in order]].tolist()
     pitch = max(9, min(14, 420 // len(order)))
-    font, prefix = min(pitch, 11) - 1, 3 * pitch
+    font = min(pitch, 11) - 1
+    prefix = 3 * pitch
     top = (
         ceil(max(map(width_of, [*labels, "prefix"])) * font * 0.61) + 8
     )  # height of the column labels, width of the row labels
-    left, size = top + prefix, len(order) * pitch
+    left = top + prefix
+    size = len(order) * pitch
     accepted = {ROOT, *scene.path} if scene.root is not None else set()
-    rows, columns = [], f'<text x="{4 - top}" y="{top + prefix // 2}">prefix</text>'
+    rows = []
+    columns = f'<text x="{4 - top}" y="{top + prefix // 2}">prefix</text>'
     for row, (node, label) in enumerate(zip(order, labels, strict=True)):
-        y, text = top + row * pitch, escape(label, False)
+        y = top + row * pitch
+        text = escape(label, False)
         runs = re.finditer("1+", "".join("01"[cell] for cell in sees[row]))  # neighbouring cells are one stroke
         strokes = "".join(f"M{left + m.start() * pitch} {y + pitch / 2:g}h{len(m[0]) * pitch}" for m in runs)
         seen = " ".join(name for name, cell in zip(labels, sees[row], strict=True) if cell)
@@ -292,17 +303,25 @@ def tree_figure(subject: Any, words: Any = None, *, width_in: float = 6.75, cap:
         axes.text(x + wide / 2, 11, heading(column), fontsize=10 * unit, color="0.4", **center)
     for node, (x, y, wide) in at.boxes.items():
         p = scene.probability(node) ** 0.5 if node >= 0 else 0.1
-        color, edge, line = (DRAFT, 0.3 + 0.7 * p), "0.6", {"lw": unit, "zorder": 1}
+        color = (DRAFT, 0.3 + 0.7 * p)
+        edge = "0.6"
+        line = {"lw": unit, "zorder": 1}
         if node == ROOT:
             color = ("black", 0.6)
         elif node == BONUS:
-            color, edge, line = (BONUS_COLOR, 1), BONUS_COLOR, {"lw": 2 * unit, "zorder": 2, "ls": (0, (2.5, 1.5))}
+            color = (BONUS_COLOR, 1)
+            edge = BONUS_COLOR
+            line = {"lw": 2 * unit, "zorder": 2, "ls": (0, (2.5, 1.5))}
         elif node in scene.path:
-            color, edge, line = (ACCEPTED, 1), ACCEPTED, {"lw": 2.5 * unit, "zorder": 2}
+            color = (ACCEPTED, 1)
+            edge = ACCEPTED
+            line = {"lw": 2.5 * unit, "zorder": 2}
         if node != ROOT:
-            top, gutter = at.boxes[scene.parent(node)][1], x - GUTTER / 2
+            top = at.boxes[scene.parent(node)][1]
+            gutter = x - GUTTER / 2
             axes.plot([x - GUTTER, gutter, gutter, x], [top, top, y, y], color=edge, solid_capstyle="butt", **line)
-        corner, face = "round,pad=0,rounding_size=4", (color[0], 0.03 + 0.5 * p)
+        corner = "round,pad=0,rounding_size=4"
+        face = (color[0], 0.03 + 0.5 * p)
         axes.add_patch(FancyBboxPatch((x, y - BOX / 2), wide, BOX, corner, fc=face, ec=color, **line | {"zorder": 3}))
         font = {"fontsize": 12 * unit, "family": "DejaVu Sans Mono", "parse_math": False, "zorder": 4}
         axes.text(x + wide / 2, y, scene.label(node), **center, **font)

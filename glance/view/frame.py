@@ -94,7 +94,9 @@ class View:
 
 def count_nodes(scene: Scene) -> str:
     """Say how many nodes and offsets a tree has, and how many of them are shown."""
-    n, shown, n_offsets = len(scene.tree), len(scene.shown), max([0, *scene.tree.depths.tolist()])
+    n = len(scene.tree)
+    shown = len(scene.shown)
+    n_offsets = max([0, *scene.tree.depths.tolist()])
     return f"{n} nodes, {n_offsets} offsets" + (f", {shown} of the nodes shown" if shown < n else "")
 
 

@@ -63,11 +63,16 @@ def marginals(round: Any, words: Any = None, *, k: int = 8) -> View:
 
     Framed is what the tree uses, green what was accepted, dashed the bonus where the draft had it among its `k`.
     """
-    scene, ids, logps = scene_of(round, words), np.asarray(round.top_ids)[:, :k], np.asarray(round.top_logprobs)[:, :k]
+    scene = scene_of(round, words)
+    ids = np.asarray(round.top_ids)[:, :k]
+    logps = np.asarray(round.top_logprobs)[:, :k]
     kinds = {(n.depth, n.token): "u" for n in scene.tree}
     kinds |= {(n.depth, n.token): "a" for n in map(scene.tree.__getitem__, scene.path)}
     kinds |= {(scene.depth(BONUS), scene.bonus): "b"}
-    wide, high, parts, lines = 86, 38, [], []
+    wide = 86
+    high = 38
+    parts = []
+    lines = []
     for d, (tokens, row) in enumerate(zip(ids.tolist(), np.exp(logps).tolist(), strict=True), start=1):
         x = 46 + (d - 1) * wide
         middle = x + wide // 2 - 2
@@ -75,7 +80,8 @@ def marginals(round: Any, words: Any = None, *, k: int = 8) -> View:
         said = (f"{visible(scene.spell(token), 12)} {p:.2g}" for token, p in zip(tokens, row, strict=True))
         lines.append(f"offset {d}: {'  '.join(said)}")
         for r, (token, p) in enumerate(zip(tokens, row, strict=True)):
-            y, word = 24 + r * high, scene.spell(token)
+            y = 24 + r * high
+            word = scene.spell(token)
             said = escape(f"{visible(word, 40)}\noffset {d}, rank {r}\np {p:.3g}", False)
             parts.append(
                 f'<g class="{kinds.get((d, token), "o")}" style="--p:{p**0.5:.2f}"><title>{said}</title>'
@@ -83,7 +89,8 @@ def marginals(round: Any, words: Any = None, *, k: int = 8) -> View:
                 f'{escape(visible(word, 10), False)}</text><text class="h" x="{middle}" y="{y + 28}">{p:.2g}</text></g>'
             )
     parts += [f'<text class="h" x="20" y="{45 + r * high}">rank {r}</text>' for r in range(ids.shape[1])]
-    size, label = (46 + len(ids) * wide, 24 + ids.shape[1] * high), f"marginals of {len(ids)} offsets"
+    size = (46 + len(ids) * wide, 24 + ids.shape[1] * high)
+    label = f"marginals of {len(ids)} offsets"
     drawing = svg(*size, "tree", label, "".join(parts))
     legend = KEY.format("in the tree; stronger: more probable at its offset", "")
     return make_view(f'<div class="box">{drawing}</div>{legend}', "\n".join(lines), TREE + HEAT)
@@ -112,12 +119,16 @@ def decode(rounds: Sequence[Any], words: Any = None, *, prompt: str | None = Non
         cap: the most nodes to draw per tree.
     """
     scenes = [scene_of(r, words, cap=cap) for r in rounds]
-    longest, last, steps, lit = max([1, *(r.accepted for r in rounds)]), len(rounds) - 1, [], ""
+    longest = max([1, *(r.accepted for r in rounds)])
+    last = len(rounds) - 1
+    steps = []
+    lit = ""
     for i, (r, scene) in enumerate(zip(rounds, scenes, strict=True)):
         off = (" off" * (i == 0), " off" * (i == last))
         go = f'<label class="go{off[0]}" for="{ID}-{max(i - 1, 0)}">‹ back</label>'
         go += f'<label class="go{off[1]}" for="{ID}-{min(i + 1, last)}">next ›</label>'
-        checked, said = "" if i else ' checked="checked"', round_fact(r)
+        checked = "" if i else ' checked="checked"'
+        said = round_fact(r)
         steps.append(
             f'<input type="radio" name="{ID}" id="{ID}-{i}"{checked} {KEYS} aria-label="{said}" title="{said}" '
             f'style="--a:{r.accepted / longest:.2f}"/><div class="p">{go}{_panel(r, scene)}</div>'
@@ -130,7 +141,8 @@ def decode(rounds: Sequence[Any], words: Any = None, *, prompt: str | None = Non
     text = f"<div>{_stream(rounds, words, labels=True)}</div>"
     body = f'{head}<div class="d">{"".join(steps)}{text}</div>'
     body += note(f"{total}. A bar per round, as high as the number of accepted tokens. {HINT}")
-    css, nodes = TREE + LIT + MASK + STREAM + STEP + lit, sorted({i for scene in scenes for i in scene.shown})
+    css = TREE + LIT + MASK + STREAM + STEP + lit
+    nodes = sorted({i for scene in scenes for i in scene.shown})
     return make_view(body, f"{total}\n{_rounds_text(rounds, words)}", css, links=nodes)
 
 
@@ -149,7 +161,8 @@ def tree_text(subject: Any, words: Any = None, *, cap: int = 127) -> str:
 
 
 def _text(scene: Scene) -> str:
-    kids, lines = place(scene).kids, [count_nodes(scene), scene.label(ROOT, 40)]
+    kids = place(scene).kids
+    lines = [count_nodes(scene), scene.label(ROOT, 40)]
 
     def write(node: int) -> None:
         for kid in kids.get(node, ()):
@@ -178,7 +191,8 @@ def token_pieces(tokens: list[int], words: Any) -> list[str]:
     spell = speller(words)
     if not hasattr(words, "decode"):
         return [spell(token) + " " * (words is None) for token in tokens]
-    pieces, waiting = [], []
+    pieces = []
+    waiting = []
     for i, token in enumerate(tokens):
         waiting.append(token)
         text = words.decode(waiting) if len(waiting) > 1 else spell(token)
@@ -194,7 +208,8 @@ def _stream(rounds: Sequence[Any], words: Any, *, now: int | None = None, labels
         return note("no rounds")
     pieces = token_pieces([int(rounds[0].root), *(int(t) for r in rounds for t in r.committed)], words)
     shown = map(_text_html, pieces)
-    longest, tag = max([1, *(r.accepted for r in rounds)]), "label" if labels else "span"
+    longest = max([1, *(r.accepted for r in rounds)])
+    tag = "label" if labels else "span"
     before = "the round before" if rounds[0].index else "the prefill, before any round"
     chunks = [f'<span class="c first" tabindex="0" data-t="committed by {before}">{next(shown)}</span>']
     for i, r in enumerate(rounds):

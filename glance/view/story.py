@@ -55,16 +55,22 @@ def growth(subject: Any, words: Any = None, *, first: int | None = None, cap: in
     """
     scene = replace(scene_of(subject, words), path=(), bonus=None, choices=())
     scene = replace(scene, cap=min(cap, len(scene.tree)))
-    n, total, steps, css, lines = len(scene.shown), 0.0, [], "", []
+    n = len(scene.shown)
+    total = 0.0
+    steps = []
+    css = ""
+    lines = []
     start = min(n, first or n) - 1
     for i in range(n):
-        p, total = scene.probability(i), total + scene.probability(i)
+        p = scene.probability(i)
+        total = total + scene.probability(i)
         said = (
             f"node {i + 1}: {_after(scene, i)}, path probability {p:.2g}; expected to be accepted so far: {total:.2f}"
         )
         go = f'<label class="go{" off" * (i == 0)}" for="{ID}-{max(i - 1, 0)}">‹ back</label>'
         go += f'<label class="go{" off" * (i == n - 1)}" for="{ID}-{min(i + 1, n - 1)}">next ›</label>'
-        checked, shown = ' checked="checked"' * (i == start), escape(said)
+        checked = ' checked="checked"' * (i == start)
+        shown = escape(said)
         steps.append(
             f'<input type="radio" name="{ID}" id="{ID}-{i}"{checked} {KEYS} aria-label="{shown}" title="{shown}" '
             f'style="--a:{p**0.5:.2f}"/><div class="p">{go}{escape(said, False)}</div>'
@@ -81,15 +87,19 @@ def growth(subject: Any, words: Any = None, *, first: int | None = None, cap: in
 def walk(round: Any, words: Any = None) -> View:
     """Show a round's walk as a table: at each place the tree's candidates, what the target says, and what follows."""
     scene = scene_of(round, words)
-    kids, rows, lines = place(replace(scene, bonus=None)).kids, [], []
+    kids = place(replace(scene, bonus=None)).kids
+    rows = []
+    lines = []
     for node in [ROOT, *scene.path][: len(scene.path) + (scene.bonus is not None)]:
         told = int(round.choices[node + 1])
-        cells, tokens = [], []
+        cells = []
+        tokens = []
         for kid in kids.get(node, ()):
             mark = " a" if kid in scene.path else ""
             cells.append(f'<code class="t{mark}">{escape(scene.label(kid), False)}</code>')
             tokens.append(scene.label(kid))
-        here, target = scene.label(node), visible(scene.spell(told), 24)
+        here = scene.label(node)
+        target = visible(scene.spell(told), 24)
         agreed = any(int(scene.tree.tokens[kid]) == told for kid in kids.get(node, ()))
         then = "accepted" if agreed else "bonus, the end"
         code = f'<code class="{"a t" if agreed else "x t"}">{escape(target, False)}</code>'
@@ -112,9 +122,14 @@ def rhythm(answers: Mapping[str, Sequence[Any]]) -> View:
     """
     longest = max([1, *(sum(len(r.committed) for r in rounds) for rounds in answers.values())])
     tallest = max([1.0, *(r.entropy for rounds in answers.values() for r in rounds)])
-    unit, high, pitch, parts, lines = 880 / longest, 70, 116, [], []
+    unit = 880 / longest
+    high = 70
+    pitch = 116
+    parts = []
+    lines = []
     for row, (name, rounds) in enumerate(answers.items()):
-        x, floor = 40.0, row * pitch + 30 + high
+        x = 40.0
+        floor = row * pitch + 30 + high
         n = sum(len(r.committed) for r in rounds)
         mean = float(np.mean([r.entropy for r in rounds])) if rounds else float("nan")
         said = f"{name}: {n} tokens in {len(rounds)} rounds, tau {n / max(1, len(rounds)):.2f}, mean entropy {mean:.2f} nats"
@@ -123,7 +138,8 @@ def rhythm(answers: Mapping[str, Sequence[Any]]) -> View:
         for value, y in ((0, floor), (tallest, floor - high)):
             parts.append(f'<text class="t" x="34" y="{y + 4}" text-anchor="end">{value:.1f}</text>')
         for r in rounds:
-            tall, wide = max(2.0, high * r.entropy / tallest), unit * len(r.committed)
+            tall = max(2.0, high * r.entropy / tallest)
+            wide = unit * len(r.committed)
             kind = "bar flat" if r.entropy < 0.1 else "bar"
             parts.append(
                 f'<rect class="{kind}" x="{x:.1f}" y="{floor - tall:.1f}" width="{max(1.0, wide - 1.5):.1f}" '
@@ -138,7 +154,8 @@ def rhythm(answers: Mapping[str, Sequence[Any]]) -> View:
 
 def beside(*items: Any, titles: Sequence[str] = ()) -> View:
     """Put views, image files, tables or texts beside each other, or below each other where the page is narrow."""
-    cells, lines = [], []
+    cells = []
+    lines = []
     for i, item in enumerate(items):
         title = titles[i] if i < len(titles) else ""
         name = f"<b>{escape(title, False)}</b>" if title else ""

@@ -177,6 +177,15 @@ def check_head(head: Any) -> None:
         raise ValueError(f"the head's block_size is {head.block_size}; it must be at least 2")
 
 
+def check_head_mode(head: Any) -> None:
+    """Refuse a head in training mode, before it drafts: dropout would cost acceptance without a word."""
+    if isinstance(head, nn.Module) and any(module.training for module in head.modules()):
+        raise ValueError(
+            f"the head ({type(head).__name__}) is in training mode, where dropout may spoil its drafts: "
+            "call head.eval() first"
+        )
+
+
 def check_pair(head: Any, model: nn.Module) -> None:
     """Refuse a head that does not fit the target, naming everything that does not.
 

@@ -8,6 +8,7 @@ Shapes: q rows of a pass, L kept layers, d width.
 """
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -15,13 +16,19 @@ from torch import nn
 
 
 class KeptStates:
-    """Records what chosen decoder layers return while it is entered; training and decoding both read states with it."""
+    """Records what chosen decoder layers return while it is entered; training and decoding both read states with it.
+
+    Attributes:
+        recording: a decode turns it off outside its own passes, since others may run the same layers.
+        thread: the thread whose passes are recorded; None for all. Someone else's forward may run in the middle of a pass.
+    """
 
     def __init__(self, model: nn.Module, layer_ids: Sequence[int]):
         self.decoder = decoder_of(model)
         self.layers = decoder_layers(model)
         self.layer_ids = tuple(layer_ids)
-        self.recording = True  # a decode turns it off outside its own passes: others may run the same layers
+        self.recording = True
+        self.thread: int | None = None
         bad = [i for i in self.layer_ids if not 0 <= i < len(self.layers)]
         if bad:
             raise ValueError(f"target_layer_ids {bad} are outside the target's layers 0..{len(self.layers) - 1}")
@@ -43,7 +50,7 @@ class KeptStates:
 
     def _recorder(self, layer: int):
         def record(module: nn.Module, args: tuple, output: Any) -> None:
-            if self.recording:
+            if self.recording and (self.thread is None or self.thread == get_ident()):
                 self._states[layer] = output if isinstance(output, torch.Tensor) else output[0]
 
         return record

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -51,7 +51,8 @@ class VerifyPass:
 
     In each of them query heads that share a key-value head are folded into rows (`glance.attention`) where the target
     runs on sdpa and all its layers are alike: the config's attention is set for the time of the pass alone. A pass holds
-    the target's lock, so that several threads can decode on one target.
+    the target's lock, so that several threads can decode on one target; a forward of someone else's in another thread
+    takes no lock, and may run in between: its states are not recorded.
     """
 
     def __init__(self, model: nn.Module, kept: KeptStates, cache: PathCache, *, room: int, rows: int, skip: set):
@@ -99,6 +100,7 @@ class VerifyPass:
             if self._static:
                 logits, states = self._static(self.model, ids, positions, mask, self._cache, length)
                 return logits[0, : len(tokens)], states
+            self._kept.thread = get_ident()
             self._kept.recording = True
             inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
             logits = self._logits(tokens, length, **inputs)

@@ -1,5 +1,7 @@
 """compile=True: padded static shapes change nothing but speed, and one compiled pass serves many prompts."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from toys import OracleHead, block_head, text_prompt, text_target, vision_prompt, vision_target
@@ -74,3 +76,15 @@ def test_what_takes_no_mask_is_refused():
     model.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ValueError, match="flash_attention_2"):
         compiled_pass(model, (), 8)
+
+
+def test_threads_share_a_compiled_pass(graphs):
+    model = text_target()
+    prompts = [text_prompt(7 + i, seed=i) for i in range(3)]
+    greedy = [greedy_generate(model, ids, 20)[0].tolist() for ids in prompts]
+
+    def decode(i):
+        return generate(block_head(model), model, prompts[i], 20, budget=7, compile=True)[0].tolist() == greedy[i]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(decode, [0, 1, 2] * 2))

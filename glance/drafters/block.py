@@ -12,7 +12,7 @@ import torch
 
 from glance.cache import PathCache
 from glance.drafters import NO_DRAFT, Draft
-from glance.head import block_embedding, block_logits, check_head, check_pair
+from glance.head import block_embedding, block_logits, check_head, check_head_mode, check_pair
 from glance.session import fetch
 from glance.target import Target
 from glance.tree import NO_TREE, CandidateTree, best_paths
@@ -58,6 +58,7 @@ class BlockDrafter:
     def begin(self, target: Target, lap: Callable[[str], None]) -> None:
         """Check the pair, and start with an empty context."""
         check_pair(self.head, target.model)
+        check_head_mode(self.head)
         self._target = target
         self._lap = lap
         self._cache = PathCache()

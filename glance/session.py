@@ -26,7 +26,7 @@ from glance.records import TIMINGS, Round
 
 COLDEST = 1e-30  # temperature; below it, logits of some thousands overflow float32
 HOTTEST = 1e30
-NEUTRAL = {  # fields of a generation_config that change a greedy choice, and the value at which they do not
+NEUTRAL = {  # fields of a generation_config that change a greedy text, and the value at which they do not
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -43,6 +43,13 @@ NEUTRAL = {  # fields of a generation_config that change a greedy choice, and th
     "forced_eos_token_id": None,
     "exponential_decay_length_penalty": None,
     "watermarking_config": None,
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+    "stop_strings": None,
+    "max_time": None,
 }
 
 

@@ -130,7 +130,8 @@ def paired_bootstrap(
 
     Args:
         ours, baseline: one entry per prompt, (n,) or (n, k), in one order; a prompt is drawn with both its sides.
-        statistic: (ours, baseline) -> number; the ratio of means (of totals: of pools) where None.
+        statistic: (ours, baseline) -> number; the ratio of means (of totals: of pools) where None. A resample for which it
+            is nan (no round in any answer drawn) is left out; an interval of nan where it is nan for all.
         strata: each prompt's task; prompts are then drawn within it, and every position keeps its task.
 
     >>> tuple(paired_bootstrap([10.0, 12.0, 8.0], [5.0, 6.0, 4.0]))
@@ -146,8 +147,13 @@ def paired_bootstrap(
     rng, drawn = np.random.default_rng(seed), np.empty((n_boot, len(ours)), int)
     for members in (np.flatnonzero(labels == label) for label in np.unique(labels)):
         drawn[:, members] = rng.choice(members, (n_boot, len(members)))
-    low, high = np.quantile([statistic(ours[i], baseline[i]) for i in drawn], [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(statistic(ours, baseline)), float(low), float(high))
+    values = np.array([statistic(ours[i], baseline[i]) for i in drawn], float)
+    values = values[~np.isnan(values)]
+    value = float(statistic(ours, baseline))
+    if not values.size:
+        return Interval(value, float("nan"), float("nan"))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high))
 
 
 def _listed(rows: Iterable[Mapping], *keys: str) -> list[Mapping]:

@@ -135,9 +135,9 @@ def _slope(name: str, law: dict) -> str:
 
 
 def _transfers(results: Results) -> Finding:
-    laws = Results(results.folder / "second-target").law["laws"]
-    words = [f"{look(name).label} {HOLDS if law['holds'] else FAILS}" for name, law in laws.items()]
-    return Finding(all(law["holds"] for law in laws.values()), ", ".join(words))
+    laws = Results(results.folder / "second-target").named_laws
+    words = [f"{look(name).label if name else 'pooled'} {HOLDS if law['holds'] else FAILS}" for name, law in laws]
+    return Finding(all(law["holds"] for _, law in laws), ", ".join(words))
 
 
 def _longer(results: Results) -> Finding:

@@ -1,7 +1,9 @@
 """What a finished run says: the files of its folder, read once, and the intervals that figures, tables and claims share.
 
 Everything here leaves warm-up out. A tau pools rounds; an interval is a paired bootstrap over prompts, drawn within their
-tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). The file knows nothing of models.
+tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). An interval has one source, the methods
+below: `main_table.json` stores what they give, the README prints it from there, and figures and claims, which ask for the
+same, get the same digits. The file knows nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from glance.paths import KEPT, PAPER, located
 from glance.records import read_rows, unpack_round
 from glance.tasks import TASKS
 
+N_BOOT = 2000  # resamples of every interval that a run's tables, figures and claims print
 STEPS = ("draft", "tree", "verify", "commit")  # of a round, as rounds.jsonl books them
 MADE_BY = {
     "provenance.json": "01-decode",
@@ -122,16 +125,16 @@ class Results:
                 raise Missing(f"{self.folder} has {n} prompts of {task}: an interval needs {least}")
 
     def tau(self, arm: str, tasks: Sequence[str] | None = None) -> Interval:
-        """Return tau of an arm, pooled over the rounds of the tasks (all where None)."""
+        """Return tau of an arm, pooled over the rounds of the tasks (all where None); nan where no answer has a round."""
         table, strata = self._table(arm, tasks)
-        return _interval(table, table, lambda ours, _: ours[:, 2].sum() / ours[:, 3].sum(), strata)
+        return _interval(table, table, lambda ours, _: _pooled(ours), strata)
 
     def tau_ratio(self, arm: str, other: str, tasks: Sequence[str] | None = None) -> Interval:
         """Return tau of an arm over tau of another on the same prompts."""
         (ours, strata), (base, _) = self._table(arm, tasks), self._table(other, tasks)
 
         def ratio(a: np.ndarray, b: np.ndarray) -> float:
-            return (a[:, 2].sum() / a[:, 3].sum()) / (b[:, 2].sum() / b[:, 3].sum())
+            return _pooled(a) / _pooled(b)
 
         return _interval(ours, base, ratio, strata)
 
@@ -194,10 +197,15 @@ class Results:
         raise Missing(f"{self.folder / 'main_table.json'} has no row of task {task}, arm {arm}")
 
     def law_of(self, name: str) -> dict[str, Any]:
-        """Return law.json's entry of a task or of "pooled"; one that has no finite fit says so under "failed"."""
+        """Return law.json's entry of a task; one that has no finite fit says so under "failed"."""
         if name not in self.law["laws"]:
             raise Missing(f"{self.folder / 'law.json'} has no law of {name}; it has {', '.join(self.law['laws'])}")
         return self.law["laws"][name]
+
+    @property
+    def named_laws(self) -> list[tuple[str | None, dict[str, Any]]]:
+        """Each task with its law, and None with the law of all tasks' rounds."""
+        return [*self.law["laws"].items(), (None, self.law["pooled"])]
 
     def keep(self, folder: str | Path = KEPT) -> list[Path]:
         """Copy the small result files into the repository's keeping, so that a change of a number is a visible diff."""
@@ -261,9 +269,15 @@ def paper_main(task: str, source: str) -> dict[str, float]:
     return {k: float(v) for row in rows for k, v in row.items() if v and k not in ("task", "source")}
 
 
+def _pooled(table: np.ndarray) -> float:
+    """Return the tau of a table's prompts; nan without a round."""
+    rounds = table[:, 3].sum()
+    return float(table[:, 2].sum() / rounds) if rounds else float("nan")
+
+
 def _interval(ours: np.ndarray, base: np.ndarray, statistic: Any, strata: np.ndarray) -> Interval:
     """Bootstrap where there are prompts to draw from; a single prompt has no interval but its value."""
     if len(ours) < 2:
         value = float(statistic(ours, base))
         return Interval(value, value, value)
-    return metrics.paired_bootstrap(ours, base, statistic, strata=strata, n_boot=1000)
+    return metrics.paired_bootstrap(ours, base, statistic, strata=strata, n_boot=N_BOOT)

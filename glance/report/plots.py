@@ -133,7 +133,7 @@ def _font_with(letter: str) -> str | None:
     """Return the first font of this machine that has a glyph, matplotlib's own foremost; None where there is none."""
     fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: (font.name != OWN_FONT, font.name, font.fname))
     for font in fonts:
-        if font.name == "Last Resort":
+        if font.name.startswith("Last Resort"):  # its glyphs are boxes that name a block of Unicode
             continue
         try:
             if font_manager.get_font(font.fname).get_char_index(ord(letter)):
@@ -258,7 +258,9 @@ def _law_panel(axes: Any, style: Look, law: Mapping[str, Any], below: float) -> 
         axes.plot([x, x], [low, high], color=style.color, lw=0.7, alpha=0.7)
         axes.plot(x, y, style.marker, mfc=_mix(style.color, 1 - full), mec=style.color, mew=0.7, zorder=3)
     note = {"transform": axes.transAxes, "ha": "right", "va": "top", "fontsize": 6, "linespacing": 1.35}
-    if deciles and deciles["accepted"][-1] > 0.3 * axes.get_ylim()[1]:  # the curve stays high: the free corner is below
+    if (
+        deciles and deciles["accepted"][-1] > 0.35 * axes.get_ylim()[1]
+    ):  # the curve stays high: the free corner is below
         below = 0.04
         note["va"] = "bottom"
     entropy = np.linspace(0, (1.2 * deciles["entropy"][-1]) ** 0.5, 200) ** 2 if deciles else np.empty(0)

@@ -179,6 +179,6 @@ def _fit_law(arguments: argparse.Namespace) -> int:
     report = fit_law(arguments.rounds, cap=arguments.cap)
     if arguments.out:
         write_json(arguments.out, report)
-    for task, law in report["laws"].items():
+    for task, law in [*report["laws"].items(), ("all tasks", report["pooled"])]:
         print(json.dumps({"task": task, **{key: law[key] for key in ("b0", "b1", "rho", "r2_round", "holds")}}))
     return 0

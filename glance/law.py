@@ -1,16 +1,23 @@
 """The draftability law: how far a draft is accepted, as a function of the target's next-token entropy.
 
-A round of entropy ``H`` (nats, at the round's root) accepts a run of draft tokens, each with the same probability p:
+The law is a statement about the mean accepted length of a round of entropy ``H`` (nats, at the round's root):
 
     logit p = b0 - b1 H,     E[a | H] = p / (1 - p),     or p (1 - p^L) / (1 - p) where a block reaches L offsets
 
-Conventions that decide numbers: ``accepted`` leaves the bonus out. A round with ``accepted == cap`` is right-censored:
-it adds p^cap to the likelihood and no failure; without ``cap`` every run is taken to have ended in a rejection. A round
-cut at a stop token or at the limit says nothing about the draft: ``truncated=`` leaves it out. Bins are quantiles of
+There are two fits. ``fit="mean"``, the default, minimises the squared error of accepted length against this mean, and
+asks nothing of how single tokens are accepted. ``fit="geometric"`` asks for more: that every token of a round is accepted
+with the same chance p, independently. It maximises that likelihood. Where the two part, the chance is not constant along
+the block.
+
+Conventions that decide numbers: ``accepted`` leaves the bonus out. ``cap`` is L, the farthest a round can accept: the mean
+fit takes the finite form with it, and the geometric fit counts a round with ``accepted == cap`` as right-censored (it adds
+p^cap to the likelihood and no failure). Without ``cap`` a block has no end. A round cut at a stop token or at the limit
+says nothing about the draft: ``truncated=`` leaves it out. Bins are quantiles of
 entropy, and equal entropies share one, so heavy ties give fewer. With ``groups=`` (the prompt of each round) errors and
-intervals come from a bootstrap over groups; without, from the information matrix and Fisher's z, which take rounds as
-independent, as the p-value of the rank correlation always does. Data whose likelihood has no finite maximum (too few
-rounds, constant entropy, separable) raise ValueError; a fit that exists but rests on too little carries the reason in
+intervals come from a bootstrap over groups. Without, rounds are taken as independent: errors come from the sandwich
+estimator (mean) or the information matrix (geometric), and the rank correlation's interval from Fisher's z; its p-value
+always takes rounds as independent. Data without a finite optimum (too few rounds, constant entropy, separable) raise
+ValueError; a fit that exists but rests on too little carries the reason in
 ``degenerate``, and ``holds`` then says no.
 
 What it does not know: why. A law that holds on pooled tasks may hold in none of them, and the other way round.
@@ -26,6 +33,8 @@ import numpy as np
 MIN_ROUNDS, SOUND_ROUNDS = 10, 50  # the least that is fitted; the least that holds() accepts: five rounds per decile
 CURVE_FLOOR, CEILING_SHARE = 0.8, 0.5  # the fit clears r2_curve >= 0.8, or r2_round >= half of r2_ceiling
 DECILES, CEILING_BINS = 10, 20
+FITS = ("mean", "geometric")
+START_SLOPES = (0.0, -1.0, 1.0, -4.0)  # of the mean fit, in standard deviations of entropy: the best end is taken
 CELLS = 1024  # the bootstrap's grid: entropies within a thousandth of their range count as equal
 Z95 = 1.959963984540054
 
@@ -62,34 +71,40 @@ class DraftabilityLaw:
     n_boot: int  # resamples that had a fit
     cap: int | None
     degenerate: str  # what is wrong, or ""
+    fitted: str = "mean"  # which of FITS gave the numbers
 
     @classmethod
-    def fit(cls, entropy, accepted, *, cap=None, groups=None, truncated=None, n_boot=1000, seed=0) -> DraftabilityLaw:
-        """Fit by maximum likelihood of the geometric run, right-censored at ``cap``.
+    def fit(
+        cls, entropy, accepted, *, cap=None, groups=None, truncated=None, fit="mean", n_boot=1000, seed=0
+    ) -> DraftabilityLaw:
+        """Fit the law to rounds: to their mean, or as a geometric run.
 
         Args:
             entropy, accepted: one per round: nats, and draft tokens accepted without the bonus.
             cap: the farthest a round can accept (block size - 1); None if nothing but a rejection ends a run.
             groups: what the bootstrap draws, one per round: the prompt's index, or (task, prompt).
             truncated: True for each round to leave out.
+            fit: "mean" minimises the squared error of accepted length; "geometric" maximises the likelihood of tokens
+                that are accepted independently with one chance per round, right-censored at ``cap``.
 
         Raises:
             ValueError: for what is not such data, and for data without a finite fit.
         """
+        if fit not in FITS:
+            raise ValueError(f"fit={fit!r} must be one of {', '.join(FITS)}")
         h, a, groups, n_truncated = _checked(entropy, accepted, cap, groups, truncated)
         failed = np.ones_like(a) if cap is None else (a < cap).astype(float)
         x = (h - h.mean()) / h.std()
-        if not _overlap(x, a[None], failed[None])[0]:
-            why = "entropy separates accepted from rejected tokens" if a.any() else "no draft token was accepted"
-            why = why if failed.any() else "every round reached the cap"
-            raise ValueError(f"no finite fit: {why} in {len(h)} rounds; give more rounds, or a better or longer draft")
-        theta, cov = _maximise(x, a[None], failed[None], np.zeros((1, 2)))
+        if not a.any():
+            raise _unfit("no draft token was accepted", h)
+        if not failed.any():
+            raise _unfit("every round reached the cap", h)
+        theta, cov = _fit_mean(x, a, cap) if fit == "mean" else _fit_geometric(x, a, failed)
         if not np.isfinite(theta).all():
-            raise ValueError(
-                f"no finite fit: entropy all but separates accepted from rejected tokens in {len(h)} rounds"
-            )
+            raise _unfit("entropy all but separates accepted from rejected tokens", h)
         back = np.array([[1, -h.mean() / h.std()], [0, -1 / h.std()]])  # coefficients of x -> (b0, b1)
-        coef, se = back @ theta[0], np.sqrt(np.diag(back @ cov[0] @ back.T))
+        coef = back @ theta
+        se = np.sqrt(np.diag(back @ cov @ back.T))
         coef_ci = coef + Z95 * se * np.array([[-1], [1]])
         ranks = [_midranks(values) - (len(h) + 1) / 2 for values in (h, a)]
         rho = _correlate(*ranks, np.zeros(len(h), int), np.ones((1, 1)))[0]
@@ -98,8 +113,12 @@ class DraftabilityLaw:
         if groups is not None:
             n_groups = int(groups.max()) + 1
             drawn = np.random.default_rng(seed).multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_boot)
-            draws = _refit(x, a, failed, groups, drawn.astype(float), theta) @ back.T
-            done, rho_ci = len(draws), np.quantile(_correlate(*ranks, groups, drawn), [0.025, 0.975])
+            if fit == "mean":
+                draws = _refit_mean(x, a, cap, groups, drawn.astype(float), theta) @ back.T
+            else:
+                draws = _refit_geometric(x, a, failed, groups, drawn.astype(float), theta) @ back.T
+            done = len(draws)
+            rho_ci = np.quantile(_correlate(*ranks, groups, drawn), [0.025, 0.975])
             if done > 1:
                 se, coef_ci = draws.std(0, ddof=1), np.quantile(draws, [0.025, 0.975], axis=0)
             if done < 0.9 * n_boot:
@@ -107,7 +126,7 @@ class DraftabilityLaw:
         r2 = _explained(h, a, _expected(coef[0] - coef[1] * h, cap))
         numbers = map(float, (*coef, *se, rho, _spearman_p(rho, len(h)), *r2))
         intervals = (tuple(map(float, ci)) for ci in (*coef_ci.T, rho_ci))
-        return cls(*numbers, *intervals, len(h), n_truncated, n_groups, done, cap and int(cap), degenerate)
+        return cls(*numbers, *intervals, len(h), n_truncated, n_groups, done, cap and int(cap), degenerate, fit)
 
     def p(self, entropy) -> np.ndarray:
         """Return the probability that the next draft token is accepted; the shape of ``entropy``."""
@@ -118,7 +137,7 @@ class DraftabilityLaw:
         return _expected(self.b0 - self.b1 * np.asarray(entropy, float), self.cap)
 
     def holds(self, alpha: float = 0.05) -> tuple[bool, dict[str, bool]]:
-        """Say whether the law holds, and which of its four conditions do.
+        """Say whether the law holds by this fit (``fitted`` names it), and which of its four conditions do.
 
         The slope is positive: b1's interval lies above 0. Ranks fall: rho < 0 with p < ``alpha``, its interval below 0.
         The fit clears: r2_curve is at least 0.8, or r2_round half of a positive r2_ceiling. Nothing is degenerate.
@@ -139,15 +158,24 @@ class DraftabilityLaw:
 
     @classmethod
     def from_dict(cls, record: dict) -> DraftabilityLaw:
-        """Return the law that `to_dict` wrote; other keys are ignored."""
+        """Return the law that `to_dict` wrote; other keys are ignored.
+
+        Raises:
+            ValueError: a record that lacks a number; names it.
+        """
+        if lacking := [f.name for f in fields(cls) if f.name not in record]:
+            raise ValueError(f"the record of a law lacks {', '.join(lacking)}: fit it again")
         values = {f.name: record[f.name] for f in fields(cls)}
         return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
     def __repr__(self) -> str:
-        cap, verdict = "" if self.cap is None else f", cap {self.cap}", "holds" if self.holds()[0] else "does not hold"
+        cap = "" if self.cap is None else f", cap {self.cap}"
+        verdict = "holds" if self.holds()[0] else "does not hold"
         r2 = f"r2 round {self.r2_round:.3f} curve {self.r2_curve:.3f} ceiling {self.r2_ceiling:.3f}"
-        line = f"logit p = {self.b0:.3f} - {self.b1:.3f} H{cap}; n {self.n}; rho {self.rho:.3f}; {r2}; {verdict}"
-        return f"DraftabilityLaw({line}{self.degenerate and f' ({self.degenerate})'})"
+        line = (
+            f"{self.fitted} fit: logit p = {self.b0:.3f} - {self.b1:.3f} H{cap}; n {self.n}; rho {self.rho:.3f}; {r2}"
+        )
+        return f"DraftabilityLaw({line}; {verdict}{self.degenerate and f' ({self.degenerate})'})"
 
 
 def decile_table(entropy, accepted, bins: int = DECILES) -> dict[str, np.ndarray]:
@@ -239,16 +267,131 @@ def _maximise(x, wins, losses, theta):
     return np.where(np.abs(step) < 1e-9, theta, np.nan), cov
 
 
-def _refit(x, wins, losses, groups, drawn, theta):  # drawn (R, G): how often a resample holds a group; -> (<= R, 2)
+def _unfit(why, h) -> ValueError:
+    return ValueError(f"no finite fit: {why} in {len(h)} rounds; give more rounds, or a better or longer draft")
+
+
+def _fit_geometric(x, a, failed):
+    """Return the geometric fit's coefficients of x (2,), nan where there are none, and their covariance (2, 2)."""
+    if not _overlap(x, a[None], failed[None])[0]:
+        return np.full(2, np.nan), np.full((2, 2), np.nan)
+    theta, cov = _maximise(x, a[None], failed[None], np.zeros((1, 2)))
+    return theta[0], cov[0]
+
+
+def _fit_mean(x, a, cap):
+    """Return the mean fit's coefficients of x (2,), nan where there are none, and the sandwich estimate (2, 2).
+
+    The best of several starts counts. One that runs off to infinity and ends below all others is no fit.
+    """
+    level = _level(a.mean(), cap)
+    starts = np.array([[level, slope] for slope in START_SLOPES])
+    counts = np.ones((len(starts), len(x)))
+    thetas, cost, sound = _least_squares(x, counts, np.repeat(a[None], len(starts), 0), starts, cap)
+    near = cost <= cost.min() * (1 + 1e-9) + 1e-12
+    if not (near & sound).any():
+        return np.full(2, np.nan), np.full((2, 2), np.nan)
+    theta = thetas[np.flatnonzero(near & sound)[0]]
+    mean, slope = _mean_and_slope(theta[0] + theta[1] * x, cap)
+    jacobian = slope[:, None] * np.stack([np.ones_like(x), x], 1)  # (n, 2)
+    bread = np.linalg.inv(jacobian.T @ jacobian)
+    meat = jacobian.T @ (jacobian * ((a - mean) ** 2)[:, None])
+    return theta, len(x) / (len(x) - 2) * bread @ meat @ bread
+
+
+def _level(mean, cap):  # the eta at which the expected length is `mean`, by bisection
+    low, high = -50.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _expected(middle, cap) < mean:
+            low = middle
+        else:
+            high = middle
+    return middle
+
+
+def _mean_and_slope(eta, cap):
+    """Return the expected length at eta and its derivative: with m = p (1 - p^L) / (1 - p), m' = m - L p^(L + 1)."""
+    mean = _expected(np.clip(eta, -300, 300), cap)
+    if cap is None:
+        return mean, mean
+    return mean, np.maximum(mean - cap * np.exp(-(cap + 1) * np.logaddexp(0, -eta)), 0)
+
+
+def _least_squares(x, counts, sums, theta, cap):
+    """Run Levenberg-Marquardt on R weighted problems: x (C,), rounds and their accepted tokens per cell (R, C).
+
+    Returns:
+        The ends (R, 2); their squared error (R,), up to what no coefficients change; and which are minima (R,): there an
+        undamped step stays put, which it does not on the flat way to infinity.
+    """
+    theta = theta.copy()
+    damping = np.full(len(theta), 1e-3)
+    sound = np.zeros(len(theta), bool)
+    at = np.arange(len(theta))  # the problems still at work
+    means = sums / np.where(counts > 0, counts, 1)
+
+    def squared_error(theta, of):
+        mean = _mean_and_slope(theta[:, :1] + theta[:, 1:] * x, cap)[0]
+        return (counts[of] * (mean - means[of]) ** 2).sum(1)
+
+    value = squared_error(theta, at)
+    for _ in range(300):
+        mean, slope = _mean_and_slope(theta[at, :1] + theta[at, 1:] * x, cap)
+        weight = counts[at] * slope**2
+        residual = slope * (sums[at] - counts[at] * mean)
+        g0, g1 = residual.sum(1), residual @ x
+        i00, i01, i11 = weight.sum(1), weight @ x, weight @ (x * x)
+        whole = _solved(i00, i01, i11, g0, g1)
+        grown = 1 + damping[at]
+        step = np.nan_to_num(_solved(grown * i00, i01, grown * i11, g0, g1))  # nothing left to solve: it stays
+        sound[at] = (np.abs(whole) < 1e-5).all(1)  # nan is not
+        new = squared_error(theta[at] + step, at)
+        better = new <= value[at]
+        moved = at[better]
+        theta[moved] += step[better]
+        value[moved] = new[better]
+        damping[at] *= np.where(better, 0.1, 10.0)
+        done = (np.abs(step) < 1e-10).all(1) | (np.abs(whole) < 1e-10).all(1) | (damping[at] > 1e12)
+        at = at[~done]
+        if not len(at):
+            break
+    return theta, value, sound
+
+
+def _solved(i00, i01, i11, g0, g1):  # R systems of two equations -> (R, 2); nan where rounding is all that is left
+    det = i00 * i11 - i01 * i01
+    det = np.where(det > 1e-10 * i00 * i11, det, np.nan)
+    return np.stack([(i11 * g0 - i01 * g1) / det, (i00 * g1 - i01 * g0) / det], 1)
+
+
+def _cells(x, weight, groups):  # cell of each round, the cells' centres by weight, and a function that sums per group
     _, cell = np.unique((CELLS * (x - x.min()) / np.ptp(x)).astype(int), return_inverse=True)
-    trials, cells = wins + losses, cell.max() + 1
-    centres = np.bincount(cell, x * trials) / np.bincount(cell, trials)
-    tables = (np.bincount(groups * cells + cell, n, drawn.shape[1] * cells) for n in (wins, losses))  # (G * C,)
-    wins, losses = (drawn @ table.reshape(-1, cells) for table in tables)  # (R, C)
+    n_cells = cell.max() + 1
+    centres = np.bincount(cell, x * weight) / np.bincount(cell, weight)
+
+    def summed(values, n_groups):
+        return np.bincount(groups * n_cells + cell, values, n_groups * n_cells).reshape(n_groups, n_cells)
+
+    return centres, summed
+
+
+def _refit_mean(x, a, cap, groups, drawn, theta):  # drawn (R, G): how often a resample holds a group; -> (<= R, 2)
+    centres, summed = _cells(x, np.ones_like(x), groups)
+    counts = drawn @ summed(np.ones_like(x), drawn.shape[1])
+    sums = drawn @ summed(a, drawn.shape[1])
+    thetas, _, sound = _least_squares(centres, counts, sums, np.repeat(theta[None], len(drawn), 0), cap)
+    return thetas[sound]
+
+
+def _refit_geometric(x, wins, losses, groups, drawn, theta):  # as _refit_mean
+    centres, summed = _cells(x, wins + losses, groups)
+    wins = drawn @ summed(wins, drawn.shape[1])  # (R, C)
+    losses = drawn @ summed(losses, drawn.shape[1])
     ok = _overlap(centres, wins, losses)
     if not ok.any():
-        return theta[:0]
-    thetas, _ = _maximise(centres, wins[ok], losses[ok], np.repeat(theta, ok.sum(), 0))
+        return np.empty((0, 2))
+    thetas, _ = _maximise(centres, wins[ok], losses[ok], np.repeat(theta[None], ok.sum(), 0))
     return thetas[np.isfinite(thetas).all(1)]
 
 

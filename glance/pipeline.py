@@ -228,9 +228,8 @@ def summary(run: str) -> str:
     for row in table["pooled"]:
         lines.append(f"  {'all':8s} {row['arm']:6s} tau {number(row['tau'], 5)}  speedup {number(row['speedup'])}")
     lines.append(f"audit: {audit['verdict']} ({audit['dtype']}, {audit['n_prompts']} prompts)")
-    slopes = (
-        f"{task} {'no fit' if fit['b1'] is None else format(fit['b1'], '.2f')}" for task, fit in law["laws"].items()
-    )
+    fits = [*law["laws"].items(), ("all tasks", law["pooled"])]
+    slopes = (f"{task} {'no fit' if fit['b1'] is None else format(fit['b1'], '.2f')}" for task, fit in fits)
     lines.append(f"law: slope b1 {', '.join(slopes)}")
     lines.append(claims.count(claims.ledger(Results(folder))))
     lines.append(f"files: {folder}, executed notebooks: {BUILD / run}")

@@ -5,7 +5,9 @@ import json
 import re
 from importlib import import_module
 
-from glance.paths import KEPT, ROOT
+from glance.paths import KEPT, NOTEBOOKS, ROOT
+from glance.report.claims import law_sentence, verdict_lines
+from glance.report.results import Results
 from glance.report.summary import short_table
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,6 +56,20 @@ def test_the_table_is_the_default_runs():
     shown = re.search(r"<!-- main-table -->\n(.*?)\n?<!-- /main-table -->", TEXT, re.S).group(1)
     table = json.loads((KEPT / "pocket" / "main_table.json").read_text())
     assert shown.strip() == short_table(table)
+
+
+def between(mark):
+    return re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", TEXT, re.S).group(1).strip()
+
+
+def test_verdicts_and_the_word_on_the_law_are_the_ledgers():
+    assert between("verdicts") == verdict_lines()
+    assert between("law") == law_sentence(Results(KEPT / "pocket"))
+    texts = [TEXT, *(path.read_text(encoding="utf-8") for path in NOTEBOOKS.glob("*.ipynb"))]
+    said = re.compile(r"as the law says|the law (holds|does not hold)", re.I)
+    for text in texts:
+        rest = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", text, flags=re.S)
+        assert not said.search(rest), "a verdict on the law that no ledger gave"
 
 
 def test_the_code_block_runs_on_the_pocket_target(monkeypatch, capsys):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glance.files import read_text
 from glance.metrics import Interval
 from glance.paths import FIGURES
 from glance.report.plots import look
@@ -137,9 +138,9 @@ def _slope(name: str, law: dict) -> str:
 
 
 def _transfers(results: Results) -> Finding:
-    laws = Results(results.folder / "second-target").law["laws"]
-    words = [f"{look(name).label} {HOLDS if law['holds'] else FAILS}" for name, law in laws.items()]
-    return Finding(all(law["holds"] for law in laws.values()), ", ".join(words))
+    laws = Results(results.folder / "second-target").named_laws
+    words = [f"{look(name).label if name else 'pooled'} {HOLDS if law['holds'] else FAILS}" for name, law in laws]
+    return Finding(all(law["holds"] for _, law in laws), ", ".join(words))
 
 
 def _longer(results: Results) -> Finding:
@@ -281,6 +282,28 @@ def count(entries: Sequence[Entry]) -> str:
     """
     verdicts = [entry.verdict for entry in entries]
     return "claims: " + ", ".join(f"{verdicts.count(word)} {word}" for word in (HOLDS, FAILS, UNMEASURED))
+
+
+def law_sentence(results: Results) -> str:
+    """Say in a sentence on which tasks the law holds, as README, notebooks and the ledger say it: from law.json alone.
+
+    Raises:
+        Missing: the run has no law.json.
+    """
+    tasks = results.law["laws"]
+    holding = [look(name).label for name, law in tasks.items() if law["holds"]]
+    where = f" ({', '.join(holding)})" if 0 < len(holding) < len(tasks) else ""
+    pooled = "holds" if results.law["pooled"]["holds"] else "does not hold"
+    return f"By its mean fit the law holds on {len(holding)} of {len(tasks)} tasks{where}; pooled over all it {pooled}."
+
+
+def verdict_lines(ledger_file: str | Path = FIGURES / "claims.md") -> str:
+    """Return the claims that a written ledger decided as the README lists them, a line of markdown each, and the count."""
+    text = read_text(ledger_file)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    decided = [f"- {row[0][2:]}: {row[3]}" for row in rows if row[3] != f"**{UNMEASURED}**"]
+    (counted,) = (line for line in text.splitlines() if "Claims: " in line)
+    return "\n".join([*decided, "", counted[counted.index("Claims: ") :]])
 
 
 def write_ledger(results: Results, folder: str | Path = FIGURES) -> Path:

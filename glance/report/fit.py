@@ -2,7 +2,8 @@
 
 Conventions that decide numbers: one arm's rounds ("tree"); warm-up prompts dropped; truncated rounds left out; the
 bootstrap draws prompts, each with all its rounds. A task without a finite fit carries the reason under "failed" and does
-not stop the others. The statistics are `glance.law`'s; this file knows of rows and files alone.
+not stop the others. The law is the mean fit's; the geometric fit stands inside it under "geometric". The statistics are
+`glance.law`'s; this file knows of rows and files alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from glance.files import write_json
-from glance.law import DraftabilityLaw, decile_table
+from glance.law import FITS, DraftabilityLaw, decile_table
 from glance.metrics import drop_warmup
 from glance.records import SCHEMAS, read_rounds
 from glance.report.summary import drafted_block
@@ -41,7 +43,9 @@ def fit_law(
         out: where to write the result as JSON; None writes nothing.
 
     Returns:
-        "cap", "arm", and "laws": by task and "pooled", `DraftabilityLaw.to_dict()` (or "failed") with "deciles".
+        "cap", "arm", "laws" by task, and "pooled", the law of all tasks' rounds (apart: a task may bear any name). A law is
+        `DraftabilityLaw.to_dict()` of the mean fit (or "failed"), with "geometric", the same of the geometric fit; "at_cap",
+        the share of rounds that filled the block; "deciles", and "depths" (see `chance_by_depth`).
 
     Raises:
         ValueError: no such file, or no rounds of the arm in it; says what there is.
@@ -66,8 +70,7 @@ def fit_law(
     names = [task for task in TASKS if task in found] + [task for task in found if task not in TASKS]
     options = {"cap": cap or None, "n_boot": n_boot, "seed": seed}
     laws = {name: _fit([row for row in mine if row["task"] == name], **options) for name in names}
-    laws["pooled"] = _fit(mine, **options)
-    result = {"cap": cap or None, "arm": arm, "loops": loops, "laws": laws}
+    result = {"cap": cap or None, "arm": arm, "loops": loops, "laws": laws, "pooled": _fit(mine, **options)}
     if out is not None:
         write_json(out, result)
     return result
@@ -78,26 +81,75 @@ def _fit(rows: Sequence[Mapping[str, Any]], cap: int | None, n_boot: int, seed: 
     groups = [(row["task"], row["prompt"]) for row in rows]
     kept = [group for group, out in zip(groups, cut, strict=True) if not out]
     if not kept:
-        return _failed(f"all {len(rows)} rounds were truncated", 0, {})
-    deciles = _deciles(entropy[~cut], accepted[~cut], kept, cap, n_boot, seed)
-    try:
-        law = DraftabilityLaw.fit(
-            entropy, accepted, cap=cap, groups=groups, truncated=cut, n_boot=n_boot, seed=seed
-        ).to_dict()
-    except ValueError as error:
-        return _failed(str(error), len(kept), deciles)
-    return {**law, "at_cap": float((accepted[~cut] == cap).mean()), "deciles": deciles}
-
-
-def _failed(why: str, n: int, deciles: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill a law's place: every number None, so that readers meet the same keys, and the reason."""
+        return {**_failed(f"all {len(rows)} rounds were truncated", 0), "at_cap": None, "deciles": {}, "depths": {}}
+    data = {"cap": cap, "groups": groups, "truncated": cut, "n_boot": n_boot, "seed": seed}
+    fits = {}
+    for kind in FITS:
+        try:
+            fits[kind] = DraftabilityLaw.fit(entropy, accepted, fit=kind, **data).to_dict()
+        except ValueError as error:
+            fits[kind] = _failed(str(error), len(kept))
     return {
-        **{f.name: None for f in fields(DraftabilityLaw)},
-        "failed": why,
-        "n": n,
-        "holds": False,
-        "deciles": deciles,
+        **fits["mean"],
+        "geometric": fits["geometric"],
+        "at_cap": float((accepted[~cut] == cap).mean()),
+        "deciles": _deciles(entropy[~cut], accepted[~cut], kept, cap, n_boot, seed),
+        "depths": chance_by_depth(entropy[~cut], accepted[~cut], kept, n_boot=n_boot, seed=seed),
     }
+
+
+def _failed(why: str, n: int) -> dict[str, Any]:
+    """Fill a law's place: every number None, so that readers meet the same keys, and the reason."""
+    return {**{f.name: None for f in fields(DraftabilityLaw)}, "failed": why, "n": n, "holds": False}
+
+
+def chance_by_depth(
+    entropy: np.ndarray, accepted: np.ndarray, groups: Sequence[Any], *, n_boot: int = 1000, seed: int = 0
+) -> dict[str, dict[str, list[float]]]:
+    """Return the chance that the next node is accepted, by its depth: of all rounds, and of each half of entropies.
+
+    A round that accepted k - 1 nodes or more is a trial at depth k, and a success if it accepted k. The geometric fit takes
+    this chance to be the same at every depth; the law does not ask it. Intervals are 95%, by a bootstrap over `groups`.
+
+    Args:
+        entropy, accepted, groups: one per round that was not truncated; the halves part at the median of entropy.
+
+    Returns:
+        "all", "low", "high" (entropy): columns "depth", "trials", "chance", "low", "high".
+
+    >>> chance_by_depth(np.array([0.1, 0.2, 0.3]), np.array([2, 1, 0]), [0, 1, 2])["all"]["chance"]
+    [0.6666666666666666, 0.5]
+    """
+    depths = np.arange(1, int(accepted.max(initial=0)) + 1)
+    lower = entropy <= np.median(entropy)
+    tables = {}
+    for name, part in (("all", np.ones_like(lower)), ("low", lower), ("high", ~lower)):
+        tried = part[:, None] & (accepted[:, None] >= depths - 1)  # (rounds, depths)
+        passed = part[:, None] & (accepted[:, None] >= depths)
+        trials = tried.sum(0)
+        reached = trials > 0
+        chance = passed.sum(0)[reached] / trials[reached]
+        low, high = _group_intervals(tried[:, reached], passed[:, reached], chance, groups, n_boot, seed)
+        columns = {"depth": depths[reached], "trials": trials[reached], "chance": chance, "low": low, "high": high}
+        tables[name] = {key: values.tolist() for key, values in columns.items()}
+    return tables
+
+
+def _group_intervals(
+    counts: np.ndarray, sums: np.ndarray, means: np.ndarray, groups: Sequence[Any], n_boot: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return 95% intervals of the columns' sums over counts, both (rounds, columns), by drawing groups with their rounds.
+
+    A column that a resample leaves without a count stays at its mean there.
+    """
+    codes = pd.factorize(pd.Series(list(groups), dtype=object))[0]
+    n_groups = codes.max() + 1
+    of_group = np.zeros((n_groups, len(counts)))
+    of_group[codes, np.arange(len(counts))] = 1
+    drawn = np.random.default_rng(seed).multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_boot)
+    ratios = (drawn @ (of_group @ sums) + 1e-12 * means) / (drawn @ (of_group @ counts) + 1e-12)
+    low, high = np.quantile(ratios, [0.025, 0.975], axis=0)
+    return low, high
 
 
 def _deciles(
@@ -107,15 +159,8 @@ def _deciles(
     table = decile_table(entropy, accepted)
     edges = np.unique(np.quantile(entropy, np.arange(1, 10) / 10))  # as decile_table cuts
     _, which = np.unique(np.searchsorted(edges, entropy), return_inverse=True)
-    codes = {group: code for code, group in enumerate(dict.fromkeys(groups))}
-    place = np.array([codes[group] for group in groups]) * len(table["count"]) + which
-    sums, counts = (
-        np.bincount(place, values, len(codes) * len(table["count"])).reshape(len(codes), -1)
-        for values in (accepted, np.ones_like(accepted))
-    )
-    drawn = np.random.default_rng(seed).multinomial(len(codes), np.full(len(codes), 1 / len(codes)), size=n_boot)
-    means = (drawn @ sums + 1e-12 * table["accepted"]) / (drawn @ counts + 1e-12)  # an undrawn bin stays at its mean
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    binned = which[:, None] == np.arange(len(table["count"]))  # (rounds, bins)
+    low, high = _group_intervals(binned, binned * accepted[:, None], table["accepted"], groups, n_boot, seed)
     at_cap = np.bincount(which, accepted == cap) / table["count"]
     columns = {**table, "low": low, "high": high, "at_cap": at_cap}
     return {name: np.asarray(values).tolist() for name, values in columns.items()}

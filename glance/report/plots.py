@@ -4,10 +4,15 @@ Sizes are printed inches (3.25 or 6.75 wide), fonts are matplotlib's own, colour
 a colour says a marker, dash or hatch says again. `save` fixes metadata and the hash salt: equal data, equal bytes, under
 equal versions. A figure draws what the run measured; numbers of the paper stand in tables alone. Figure (c), the margin
 over an autoregressive head under matched training, has its place between `width_figure` and `budget_figure`.
+
+A figure grows with its tasks, and a task of the user's own gets a look that no other task of the run has. Names are drawn as
+they are, no `$` in them is mathematics, in a font that has their glyphs; where this machine has none, a warning says so and
+the code points are drawn.
 """
 
 import functools
 import io
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +21,7 @@ import matplotlib
 import matplotlib.lines
 import matplotlib.ticker
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 
 from glance.law import DraftabilityLaw
@@ -25,6 +31,7 @@ from glance.records import unpack_round
 from glance.report.results import Missing, Results
 
 COLUMN_IN, PAGE_IN = 3.25, 6.75
+OWN_FONT = "DejaVu Sans"
 
 
 class Look(NamedTuple):
@@ -57,7 +64,7 @@ STEPS = {  # of a round: label, colour, hatch
     "other": ("other", "#CFCFCF", ""),
 }
 STYLE = {
-    "font.family": "DejaVu Sans",
+    "font.family": OWN_FONT,
     "font.size": 7,
     "axes.titlesize": 7.5,
     **dict.fromkeys(("axes.labelsize", "figure.labelsize"), 7),
@@ -74,13 +81,90 @@ STYLE = {
     "svg.hashsalt": "glance",
 }
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
+POOLED = Look("all tasks", "#000000", "o")
+NO_NUMBER = "-"  # of a task whose answers began no round
+LEAST_TRIALS = 10  # of a depth that is drawn
 BOUND = r"bound: $\tau(N)\,c_{ar}\,/\,(c_{draft}+c_{verify}(N))$"
 DECILE = ("entropy", "accepted", "low", "high", "at_cap")
+
+
+OWN_COLORS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#FBAFE4", "#949494", "#56B4E9")
+OWN_MARKERS = ("P", "X", "p", "h", "<", ">", "8", "d", "H", "*")
+OWN_DASHES = ((0, (2, 1)), (0, (5, 1, 1, 1)), "-", (0, (1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (3, 3)))
+TICKS_FLAT, WIDEST = 6, 14  # tasks whose labels stand side by side in a column; tasks that fit on a page's width
+PLACES = 24  # of a name that is drawn
 
 
 def look(name: str) -> Look:
     """Return the look of an arm or a task; grey under its own name where it is not on the lists."""
     return ARMS.get(name) or TASKS.get(name) or Look(name, "#565656", "P", (0, (2, 1)))
+
+
+def task_looks(names: Sequence[str]) -> dict[str, Look]:
+    """Return the looks of a run's tasks: the paper's keep theirs, the i-th of the user's own takes the i-th of its cues.
+
+    >>> looks = task_looks(["docvqa", "mine", "yours"])
+    >>> looks["docvqa"].label, looks["mine"].color != looks["yours"].color
+    ('DocVQA', True)
+    """
+    looks = {}
+    own = 0
+    for name in names:
+        looks[name] = TASKS.get(name)
+        if looks[name] is None:
+            cues = (cycle[own % len(cycle)] for cycle in (OWN_COLORS, OWN_MARKERS, OWN_DASHES))
+            looks[name] = Look(name, *cues)
+            own += 1
+    return looks
+
+
+def drawable(name: str) -> str:
+    """Return a name as matplotlib draws it literally: one line, not too long, no mathematics, no glyph that is missing."""
+    name = " ".join(name.split())
+    name = name if len(name) <= PLACES else f"{name[: PLACES - 1]}\N{HORIZONTAL ELLIPSIS}"
+    missing = {letter for letter in name if _font_with(letter) is None}
+    name = "".join(f"U+{ord(letter):04X} " if letter in missing else letter for letter in name).strip()
+    name = name.replace("$", "\\$")
+    return f" {name}" if name.startswith("_") else name  # a legend leaves out what begins with _
+
+
+@functools.cache
+def _font_with(letter: str) -> str | None:
+    """Return the first font of this machine that has a glyph, matplotlib's own foremost; None where there is none."""
+    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: (font.name != OWN_FONT, font.name, font.fname))
+    for font in fonts:
+        if font.name.startswith("Last Resort"):  # its glyphs are boxes that name a block of Unicode
+            continue
+        try:
+            if font_manager.get_font(font.fname).get_char_index(ord(letter)):
+                return font.name
+        except (OSError, RuntimeError):
+            continue
+    return None
+
+
+def _families(names: Sequence[str]) -> list[str]:
+    """Return the fonts that names need, matplotlib's own first; warn of letters that no font here has."""
+    letters = sorted(set("".join(names)) - set(" \n\t"))
+    found = {letter: _font_with(letter) for letter in letters}
+    if missing := "".join(letter for letter, font in found.items() if font is None):
+        warnings.warn(
+            f"no font here has glyphs for {missing!r}: figures show their code points; install a font that has them, "
+            "such as Noto Sans CJK, to see them",
+            stacklevel=4,
+        )
+    return list(dict.fromkeys([OWN_FONT, *(font for font in found.values() if font)]))
+
+
+def _names(results: Results) -> list[str]:
+    """Return what the figures of a run may have to write: its tasks and arms, as far as its files are there."""
+    names: list[str] = []
+    for read in (lambda: results.tasks, lambda: results.arms, lambda: list(results.law["laws"])):
+        try:
+            names += read()
+        except Missing:
+            continue
+    return names
 
 
 def save(figure: Figure, name: str, folder: str | Path = FIGURES) -> dict[str, Path]:
@@ -113,9 +197,9 @@ def _bytes(figure: Figure, kind: str) -> bytes:
 
 def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     @functools.wraps(draw)
-    def drawn(*args: Any) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args)
+    def drawn(results: Results) -> Figure:
+        with matplotlib.rc_context(STYLE | {"font.family": _families(_names(results))}):
+            return draw(results)
 
     return drawn
 
@@ -125,29 +209,27 @@ def law_figure(results: Results) -> Figure:
     """Figure (a): accepted length against entropy by decile with the fitted law, per task and pooled.
 
     Points are decile means with 95% intervals over prompts, the paler the more of the decile's rounds filled the block.
-    The solid line is the law for a block that ends, the dotted one the same law were it endless: between them lies what
-    the censoring hides.
+    The solid line is the law, fitted to the mean; the dotted one is the geometric fit, which takes the chance of acceptance
+    to be the same along the block. Where they part, it is not: `depth_figure` shows it.
     """
-    laws = {name: results.law_of(name) for name in results.law["laws"]}
-    shown = [law["deciles"] for law in laws.values() if law["deciles"]]
+    laws = results.named_laws
+    shown = [law["deciles"] for _, law in laws if law["deciles"]]
     if not shown:
         raise Missing(f"{results.folder / 'law.json'} has no deciles: every round was truncated")
-    n_rows = (len(laws) + 2) // 3
-    figure = Figure(figsize=(PAGE_IN, 0.6 + 1.6 * n_rows), layout="constrained")
-    grid = figure.subplots(n_rows, 3, sharex=True, sharey=True, squeeze=False).ravel()
+    looks = task_looks(list(results.law["laws"]))
+    figure, grid = _panels(len(laws))
     right, top = (1.08 * max(max(d[key]) for d in shown) for key in ("entropy", "high"))
     cap = results.law["cap"]
-    top = 1.12 * cap if cap and cap < 2 * top else 1.5 * top
-    for axes, (name, law) in zip(grid, laws.items(), strict=False):
-        _law_panel(axes, name, law, below=0.84 if cap and cap < top else 0.97)
-    for axes in grid[len(laws) :]:
-        axes.axis("off")
+    top = 1.18 * cap if cap and cap < 2 * top else 1.5 * top
+    grid[0].set_ylim(0, top)
+    for axes, (name, law) in zip(grid, laws, strict=False):
+        _law_panel(axes, POOLED if name is None else looks[name], law, below=0.8 if cap and cap < top else 0.97)
     ticks = [t for t in (0, 0.05, 0.2, 0.5, 1, 2, 4, 8) if t < right]
     grid[0].set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-    grid[0].set(xlim=(0, right), ylim=(0, top), xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
+    grid[0].set(xlim=(0, right), xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
     grid[0].yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, integer=True))
-    key = {"decile mean, 95% interval": "ok", "fitted law": "-k"}
-    key |= {"the same law, were the block endless": ":k", f"end of the block ({cap})": "k--"} if cap else {}
+    key = {"decile mean, 95% interval": "ok", "the law, fitted to the mean": "-k", "geometric fit": ":k"}
+    key |= {f"end of the block ({cap})": "k--"} if cap else {}
     handles = [
         matplotlib.lines.Line2D([], [], color="k", marker=m.strip("k:-"), ls=m.strip("ko")) for m in key.values()
     ]
@@ -157,28 +239,89 @@ def law_figure(results: Results) -> Figure:
     return figure
 
 
-def _law_panel(axes: Any, name: str, law: Mapping[str, Any], below: float) -> None:
-    style = Look("all tasks", "#000000", "o") if name == "pooled" else look(name)
-    axes.set_title(style.label, loc="left", color=style.color, fontweight="bold")
+def _panels(n: int) -> tuple[Figure, np.ndarray]:
+    """Return a page-wide figure of `n` panels, three in a row, that share their axes."""
+    n_rows = (n + 2) // 3
+    figure = Figure(figsize=(PAGE_IN, 0.6 + 1.6 * n_rows), layout="constrained")
+    grid = figure.subplots(n_rows, 3, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes in grid[n:]:
+        axes.axis("off")
+    for axes in grid[max(0, n - 3) : n]:  # the lowest panel of each column
+        axes.tick_params(labelbottom=True)
+    return figure, grid
+
+
+def _law_panel(axes: Any, style: Look, law: Mapping[str, Any], below: float) -> None:
+    axes.set_title(drawable(style.label), loc="left", color=style.color, fontweight="bold")
     deciles = law["deciles"]
     for x, y, low, high, full in zip(*(deciles.get(k, ()) for k in DECILE), strict=True):
         axes.plot([x, x], [low, high], color=style.color, lw=0.7, alpha=0.7)
         axes.plot(x, y, style.marker, mfc=_mix(style.color, 1 - full), mec=style.color, mew=0.7, zorder=3)
     note = {"transform": axes.transAxes, "ha": "right", "va": "top", "fontsize": 6, "linespacing": 1.35}
+    if (
+        deciles and deciles["accepted"][-1] > 0.35 * axes.get_ylim()[1]
+    ):  # the curve stays high: the free corner is below
+        below = 0.04
+        note["va"] = "bottom"
+    entropy = np.linspace(0, (1.2 * deciles["entropy"][-1]) ** 0.5, 200) ** 2 if deciles else np.empty(0)
+    if not law["geometric"].get("failed"):
+        geometric = DraftabilityLaw.from_dict(law["geometric"])
+        axes.plot(entropy, geometric.expected(entropy), color=style.color, lw=0.9, ls=":", zorder=1)
     if law.get("failed"):
         axes.text(0.98, below, f"no finite fit\n$n$ = {law['n']}", **note)
         return
     fitted = DraftabilityLaw.from_dict(law)
-    entropy = np.linspace(0, (1.2 * deciles["entropy"][-1]) ** 0.5, 200) ** 2
     axes.plot(entropy, fitted.expected(entropy), color=style.color)
-    slope = f"$b_1$ = {fitted.b1:.2f} [{fitted.b1_ci[0]:.2f}, {fitted.b1_ci[1]:.2f}], $\\rho$ = {fitted.rho:.2f}"
-    axes.text(1, 1.03, slope, **note | {"va": "bottom"})
-    rounds, verdict = f"{fitted.n} rounds", "holds" if law["holds"] else "does not hold"
     if fitted.cap:
         axes.axhline(fitted.cap, color="0.5", lw=0.6, ls=(0, (4, 2)))
-        axes.plot(entropy, np.exp(fitted.b0 - fitted.b1 * entropy), color=style.color, lw=0.9, ls=":", zorder=1)
-        rounds += f", {law['at_cap']:.1%} filled the block"
-    axes.text(0.98, below, f"{rounds}\nthe law {verdict}", **note)
+    slope = f"$b_1$ = {fitted.b1:.2f} [{fitted.b1_ci[0]:.2f}, {fitted.b1_ci[1]:.2f}], $\\rho$ = {fitted.rho:.2f}"
+    full = f", {law['at_cap']:.1%} filled the block" if fitted.cap else ""
+    verdict = "holds" if law["holds"] else "does not hold"
+    box = {"facecolor": "white", "alpha": 0.7, "pad": 0.5, "lw": 0}
+    axes.text(0.98, below, f"{slope}\n{fitted.n} rounds{full}\nthe law {verdict}", bbox=box, **note)
+
+
+@_styled
+def depth_figure(results: Results) -> Figure:
+    """Figure (a), companion: the chance that the next node is accepted, by its depth, per task and pooled.
+
+    Full markers: rounds of the lower half of entropies; open markers: the upper half; bars are 95% intervals over prompts.
+    The dashed line is the one chance that the geometric fit gives all depths at the mean entropy. Depths with fewer than
+    ten trials are left out. Where the markers leave the line, the chance is not constant along the block.
+    """
+    laws = results.named_laws
+    if not any(law["depths"] for _, law in laws):
+        raise Missing(f"{results.folder / 'law.json'} has no depths: every round was truncated")
+    looks = task_looks(list(results.law["laws"]))
+    figure, grid = _panels(len(laws))
+    for axes, (name, law) in zip(grid, laws, strict=False):
+        _depth_panel(axes, POOLED if name is None else looks[name], law)
+    grid[0].set_ylim(0, 1.02)
+    grid[0].xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, integer=True))
+    line = functools.partial(matplotlib.lines.Line2D, [], [], color="k")
+    handles = [line(marker="o"), line(marker="o", mfc="white", ls="--"), line(ls=":")]
+    words = ["lower half of entropies", "upper half, 95% intervals", "one chance for all depths (geometric fit)"]
+    figure.legend(handles, words, loc="outside upper center", ncols=3)
+    figure.supxlabel("depth of the node (offset in the block)")
+    figure.supylabel("chance that it is accepted, its parent being so")
+    return figure
+
+
+def _depth_panel(axes: Any, style: Look, law: Mapping[str, Any]) -> None:
+    axes.set_title(drawable(style.label), loc="left", color=style.color, fontweight="bold")
+    for half, shift, face, dash in (("low", -0.1, style.color, "-"), ("high", 0.1, "white", "--")):
+        table = {key: np.array(column) for key, column in law["depths"].get(half, {}).items()}
+        if not table:
+            continue
+        seen = table["trials"] >= LEAST_TRIALS
+        chance, low, high = (table[key][seen] for key in ("chance", "low", "high"))
+        ends = np.maximum([chance - low, high - chance], 0)
+        cue = {"color": style.color, "marker": style.marker, "mfc": face, "ls": dash}
+        axes.errorbar(table["depth"][seen] + shift, chance, ends, elinewidth=0.6, lw=0.8, ms=3, mew=0.7, **cue)
+    if not law["geometric"].get("failed") and law["deciles"]:
+        entropy = np.average(law["deciles"]["entropy"], weights=law["deciles"]["count"])
+        one = float(DraftabilityLaw.from_dict(law["geometric"]).p(entropy))
+        axes.axhline(one, color="0.3", lw=0.9, ls=":", zorder=1)
 
 
 def _mix(color: str, share: float) -> tuple[float, ...]:
@@ -194,7 +337,10 @@ def _bars(intervals: Sequence[Interval]) -> np.ndarray:
 def width_figure(results: Results) -> Figure:
     """Figure (b): one head, drafting a chain of width 1 or a wide tree; tau per task, and the ratio with its interval."""
     results.require("chain", "tree")
-    figure = Figure(figsize=(COLUMN_IN, 3.0), layout="constrained")
+    looks = task_looks(results.tasks)
+    n = len(looks)
+    width = COLUMN_IN if n <= TICKS_FLAT else PAGE_IN * max(1, n / WIDEST)
+    figure = Figure(figsize=(width, 3.0 if n <= TICKS_FLAT else 3.6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1.15))
     places = np.arange(len(results.tasks))
     for arm, shift in (("chain", -0.19), ("tree", 0.19)):
@@ -205,25 +351,38 @@ def width_figure(results: Results) -> Figure:
         upper.bar(places + shift, mid, 0.36, label=style.label, color=color, hatch=hatch, edgecolor="white", lw=0)
         upper.errorbar(places + shift, mid, _bars(taus), fmt="none", ecolor="black", elinewidth=0.7)
         for x, tau in zip(places + shift, taus, strict=True):
-            upper.text(x, tau.high, f"{tau.value:.2f}", ha="center", va="bottom", fontsize=5.5)
+            upper.text(x, np.nan_to_num(tau.high), _number(tau.value), ha="center", va="bottom", fontsize=5.5)
     upper.axhline(1, color="black", ls=ARMS["ar"].dash, lw=0.8, label=ARMS["ar"].label)
     upper.set(ylabel="tokens per round, $\\tau$", title="One head, one pass: chain or tree")
     upper.legend(loc="upper left", ncols=3, handlelength=1.6)
-    upper.set_ylim(0, 1.22 * upper.dataLim.y1)
+    upper.set_ylim(0, 1.22 * max(1, upper.dataLim.y1))
     pooled = results.tau_ratio("tree", "chain")
-    lower.axhspan(pooled.low, pooled.high, color="black", alpha=0.08, lw=0)
-    lower.axhline(pooled.value, color="black", lw=0.7, ls=(0, (4, 2)), label=f"all tasks: {pooled.value:.2f}x")
-    for x, task in zip(places, results.tasks, strict=True):
-        ratio, style = results.tau_ratio("tree", "chain", [task]), look(task)
+    if np.isfinite(pooled.value):
+        lower.axhspan(pooled.low, pooled.high, color="black", alpha=0.08, lw=0)
+        lower.axhline(pooled.value, color="black", lw=0.7, ls=(0, (4, 2)), label=f"all tasks: {pooled.value:.2f}x")
+    for x, (task, style) in zip(places, looks.items(), strict=True):
+        ratio = results.tau_ratio("tree", "chain", [task])
+        if not np.isfinite(ratio.value):
+            lower.text(x, 1, NO_NUMBER, ha="center", va="bottom", fontsize=5.5)
+            continue
         lower.errorbar(x, ratio.value, _bars([ratio]), fmt=style.marker, color=style.color, elinewidth=0.8)
         box = {"facecolor": "white", "alpha": 0.85, "pad": 0.3, "lw": 0}
         lower.text(x, ratio.high, f"{ratio.value:.2f}x", ha="center", va="bottom", fontsize=5.5, bbox=box)
-    lower.set(ylabel="tree / chain", xticks=places, xticklabels=[look(task).label for task in results.tasks])
+    lower.set(ylabel="tree / chain", xticks=places, xticklabels=[drawable(style.label) for style in looks.values()])
+    if n > TICKS_FLAT or any(len(style.label) > 8 for style in looks.values()):
+        lower.tick_params(axis="x", labelrotation=35)
+        for label in lower.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     lower.axhline(1, color="black", ls=ARMS["ar"].dash, lw=0.8)
-    low, high = lower.dataLim.y0, lower.dataLim.y1
+    low, high = (lower.dataLim.y0, max(lower.dataLim.y1, 1.1)) if lower.containers else (1.0, 2.0)
     lower.set_ylim(min(1, low) - 0.06 * (high - 1), high + 0.5 * (high - min(1, low)))
-    lower.legend(loc="upper left", handlelength=2)
+    if np.isfinite(pooled.value):
+        lower.legend(loc="upper left", handlelength=2)
     return figure
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if np.isfinite(value) else NO_NUMBER
 
 
 @_styled
@@ -241,8 +400,14 @@ def budget_figure(results: Results) -> Figure:
     measured = [sweep.speedup(f"tree-{n}") for n in known]
     taus = {task: [sweep.tau(f"tree-{n}", [task]).value for n in known] for task in sweep.tasks}
     cost = np.array([((costs["draft_ms"] if n else 0) + verify[n]) / costs["ar_ms"] for n in known])
+    taus = {task: line for task, line in taus.items() if np.isfinite(line).all()}
+    if not taus:
+        raise Missing(f"{sweep.folder}: no answer began a round, so no task has a tau")
     mean_tau = np.array([geomean(column) for column in zip(*taus.values(), strict=True)])
-    figure = Figure(figsize=(PAGE_IN, 2.5), layout="constrained")
+    looks = task_looks(sweep.tasks)
+    below = len(taus) > TICKS_FLAT  # the legend has a place of its own
+    legend_rows = (len(taus) + 3) // 3 if below else 0
+    figure = Figure(figsize=(PAGE_IN, 2.5 + 0.13 * legend_rows), layout="constrained")
     left, right = figure.subplots(1, 2)
     style = look("tree")
     values = np.array([m.value for m in measured])
@@ -260,15 +425,19 @@ def budget_figure(results: Results) -> Figure:
     left.set(ylabel="speedup over plain greedy", title="Speedup, all tasks (geometric mean)")
     left.legend(loc="upper left")
     for task, line in taus.items():
-        mark = look(task)
-        right.plot(x, line, color=mark.color, ls=mark.dash, marker=mark.marker, ms=2.8, lw=0.9, label=mark.label)
+        mark = looks[task]
+        cue = {"color": mark.color, "ls": mark.dash, "marker": mark.marker}
+        right.plot(x, line, ms=2.8, lw=0.9, label=drawable(mark.label), **cue)
     right.plot(x, cost, color="black", marker="x", lw=1.4, label="cost of a round's passes")
     right.fill_between(x, 0.1, cost, color="0.94", lw=0, zorder=0)
     right.set(ylabel="tokens of plain decoding", title="Speedup = what a round yields ($\\tau$) / what it costs")
     right.set_yscale("log", base=2)
-    right.set_ylim(0.8, 2.8 * max(*map(max, taus.values()), *cost))
+    right.set_ylim(0.8, (1.2 if below else 2.8) * max(*map(max, taus.values()), *cost))
     right.yaxis.set_major_formatter("{x:g}")
-    right.legend(loc="upper left", ncols=2, handlelength=2.6)
+    if below:
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3, handlelength=2.6)
+    else:
+        right.legend(loc="upper left", ncols=2, handlelength=2.6)
     for axes in (left, right):
         axes.set(xticks=x, xticklabels=known, xlabel="verifier budget $N$ (nodes)")
     if "auto" in sweep.arms:

@@ -1,7 +1,9 @@
 """What a finished run says: the files of its folder, read once, and the intervals that figures, tables and claims share.
 
 Everything here leaves warm-up out. A tau pools rounds; an interval is a paired bootstrap over prompts, drawn within their
-tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). The file knows nothing of models.
+tasks; speedups of several tasks combine by geometric mean (`glance.metrics`). An interval has one source, the methods
+below: `main_table.json` stores what they give, the README prints it from there, and figures and claims, which ask for the
+same, get the same digits. The file knows nothing of models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from glance.paths import KEPT, PAPER, located
 from glance.records import read_prompts, read_rounds, unpack_round
 from glance.tasks import TASKS
 
+N_BOOT = 2000  # resamples of every interval that a run's tables, figures and claims print
 STEPS = ("draft", "tree", "verify", "commit")  # of a round, as rounds.jsonl books them
 MADE_BY = {
     "provenance.json": "01-decode",
@@ -199,10 +202,15 @@ class Results:
         raise Missing(f"{self.folder / 'main_table.json'} has no row of task {task}, arm {arm}")
 
     def law_of(self, name: str) -> dict[str, Any]:
-        """Return law.json's entry of a task or of "pooled"; one that has no finite fit says so under "failed"."""
+        """Return law.json's entry of a task; one that has no finite fit says so under "failed"."""
         if name not in self.law["laws"]:
             raise Missing(f"{self.folder / 'law.json'} has no law of {name}; it has {', '.join(self.law['laws'])}")
         return self.law["laws"][name]
+
+    @property
+    def named_laws(self) -> list[tuple[str | None, dict[str, Any]]]:
+        """Each task with its law, and None with the law of all tasks' rounds."""
+        return [*self.law["laws"].items(), (None, self.law["pooled"])]
 
     def keep(self, folder: str | Path = KEPT) -> list[Path]:
         """Copy the small result files into the repository's keeping, so that a change of a number is a visible diff."""
@@ -271,4 +279,4 @@ def _interval(ours: np.ndarray, base: np.ndarray, statistic: Any, strata: np.nda
     if len(ours) < 2:
         value = float(statistic(ours, base))
         return Interval(value, value, value)
-    return metrics.paired_bootstrap(ours, base, statistic, strata=strata)
+    return metrics.paired_bootstrap(ours, base, statistic, strata=strata, n_boot=N_BOOT)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from glance.files import plain, read_json, write_json
-from glance.metrics import acceptance_length, break_even_tau, drop_warmup, geomean, paired_bootstrap, speedup
+from glance.metrics import acceptance_length, break_even_tau, drop_warmup, speedup
 from glance.records import read_prompts, read_rounds
+from glance.report.results import Results
 
 
 def number(value: float | None, width: int = 0, suffix: str = "") -> str:
@@ -47,18 +48,19 @@ def main_table(folder: str | Path) -> dict[str, Any]:
     steady = [arm for arm in arms if arm != "auto"][-1]  # whose rounds the entropies are taken at
     block_size = drafted_block(folder)
     reach = block_size - 1 if block_size else None
+    results = Results(folder)
     rows = []
     for task in tasks:
         entropies = [row["entropy"] for row in rounds if row["task"] == task and row["arm"] == steady]
         for arm in arms:
             mine = [row for row in prompts if (row["task"], row["arm"]) == (task, arm)]
-            row = {"task": task, "arm": arm, **_summary(mine, rounds, reach), **_speedup(prompts, arm, [task])}
+            row = {"task": task, "arm": arm, **_summary(mine, rounds, reach), **_intervals(results, arm, [task])}
             row["break_even_tau"] = break_even_tau(row["tau"], row["speedup"])
             rows.append(row | {"entropy": float(np.mean(entropies)) if entropies else None})
     pooled = []
     for arm in arms:
         mine = [row for row in prompts if row["arm"] == arm]
-        pooled.append({"arm": arm, **_summary(mine, rounds, reach), **_speedup(prompts, arm, tasks)})
+        pooled.append({"arm": arm, **_summary(mine, rounds, reach), **_intervals(results, arm, tasks)})
     facts = {name: prompts[0][name] for name in ("device", "dtype")} | {"timing": "decode_only"}
     budget = max(row["budget"] for row in prompts)
     table = plain({**facts, "budget": budget, "block_size": block_size, "rows": rows, "pooled": pooled})
@@ -95,26 +97,13 @@ def _summary(
     }
 
 
-def _speedup(prompts: Sequence[Mapping[str, Any]], arm: str, tasks: Sequence[str]) -> dict[str, float]:
-    """Return the speedup over ar on these tasks (geometric mean of several) with its paired bootstrap interval."""
-    rows = [row for row in prompts if row["task"] in tasks]
-    value = geomean(speedup(rows, arm).values())
-    sides = []
-    for side in (arm, "ar"):
-        mine = sorted((row for row in rows if row["arm"] == side), key=lambda row: (row["task"], row["prompt"]))
-        sides.append(np.array([[row["ms_per_token"] * row["n_tokens"], row["n_tokens"]] for row in mine]))
-    strata = np.array([row["task"] for row in mine])
-    if len(strata) < 2:
-        return {"speedup": value, "speedup_low": value, "speedup_high": value}
-    members = [strata == task for task in tasks]
-
-    def ratio(ours: np.ndarray, base: np.ndarray) -> float:
-        return geomean(
-            (base[of, 0].sum() / base[of, 1].sum()) / (ours[of, 0].sum() / ours[of, 1].sum()) for of in members
-        )
-
-    interval = paired_bootstrap(sides[0], sides[1], ratio, strata=strata)
-    return {"speedup": value, "speedup_low": interval.low, "speedup_high": interval.high}
+def _intervals(results: Results, arm: str, tasks: Sequence[str]) -> dict[str, float]:
+    """Return the speedup over ar on these tasks (geometric mean of several), and the ends of its and of tau's interval."""
+    speedup([row for row in results.prompts if row["task"] in tasks], arm)  # refuses rows that do not compare
+    gain = results.speedup(arm, "ar", tasks)
+    tau = results.tau(arm, tasks)
+    ends = {"speedup_low": gain.low, "speedup_high": gain.high, "tau_low": tau.low, "tau_high": tau.high}
+    return {"speedup": gain.value, **ends}
 
 
 def table_text(table: Mapping[str, Any]) -> str:

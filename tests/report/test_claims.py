@@ -45,7 +45,7 @@ def _rows(taus, speeds, equal, n, tasks):
 
 def laws(slopes=SLOPES, holds=True):
     entries = {t: {"b1": b, "b1_ci": [b - 0.2, b + 0.2], "holds": holds} for t, b in slopes.items()}
-    return {"cap": 15, "laws": {**entries, "pooled": {"b1": 1.0, "b1_ci": [0.9, 1.1], "holds": holds}}}
+    return {"cap": 15, "laws": entries, "pooled": {"b1": 1.0, "b1_ci": [0.9, 1.1], "holds": holds}}
 
 
 def audited(same=30, verdict="exact", dtype="float32"):

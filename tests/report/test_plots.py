@@ -21,6 +21,7 @@ from glance.report.results import MADE_BY, Missing, Results
 
 FIGURES = {
     "law": plots.law_figure,
+    "depth": plots.depth_figure,
     "width": plots.width_figure,
     "budget": plots.budget_figure,
     "time": plots.time_figure,
@@ -132,6 +133,104 @@ def test_every_form_of_a_table_has_the_same_rows(folder, tmp_path):
         }
 
 
+NAMES = [
+    "ours",
+    "my-task",
+    "\u6587\u6863",
+    "x$y^{z$",
+    "pooled",
+    "_under",
+    "receipts-of-many-shops-in-2024",
+    "a%b",
+    "caption",
+]
+NAMES += ["maths", "menus", "tab~\\le"]
+
+
+@pytest.fixture(scope="module")
+def named(folder, tmp_path_factory):
+    """Return a run whose twelve tasks a user named; one of them never began a round."""
+    named = tmp_path_factory.mktemp("named") / "run"
+    shutil.copytree(folder, named)
+    for path in named.rglob("*s.jsonl"):
+        by_task = {}
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            by_task.setdefault(row["task"], []).append(row)
+        source = list(by_task.values())
+        rows = [{**row, "task": name} for i, name in enumerate(NAMES) for row in source[i % len(source)]]
+        if path.name == "rounds.jsonl":
+            rows = [row for row in rows if row["task"] != "menus"]
+        else:
+            rows = [row | {"n_tokens": 1, "rounds": 0, "tau": None} if row["task"] == "menus" else row for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    fit_law(named / "rounds.jsonl", n_boot=50, out=named / "law.json")
+    return named
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_names_of_any_kind_are_drawn_as_they_are(named, name):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        figure = FIGURES[name](Results(named))
+        FigureCanvasAgg(figure).draw()
+    told = {str(warning.message) for warning in told}
+    assert all("no font here has glyphs" in line for line in told), "no box is drawn without a word"
+    box = figure.get_tightbbox()
+    assert box.width <= figure.get_size_inches()[0] * 1.01 and box.height <= figure.get_size_inches()[1] * 1.01
+    if name == "width":
+        figure.canvas.draw()
+        ticks = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+        assert len(ticks) == 12 and r"x\$y^{z\$" in ticks
+        assert [text.get_text() for text in figure.axes[0].texts].count(
+            "-"
+        ) == 2  # chain and tree of the task without a tau
+
+
+def test_tasks_of_the_users_own_are_told_apart_and_the_papers_keep_their_looks():
+    looks = plots.task_looks(NAMES)
+    assert looks["caption"] == plots.TASKS["caption"]
+    own = [look[1:] for name, look in looks.items() if name != "caption"]
+    assert len({str(cues) for cues in own}) == len(own) == 11
+    for cue in range(2):
+        assert len({str(cues[cue]) for cues in own[:9]}) == 9
+
+
+def test_a_task_named_pooled_leaves_the_pooled_law_alone(named):
+    law = Results(named).law
+    assert law["pooled"]["n"] == sum(one["n"] for one in law["laws"].values()) > law["laws"]["pooled"]["n"]
+    table = tables.law_table(Results(named))
+    assert [row["name"] for row in table.rows][-1] == "all tasks" and "pooled" in [row["name"] for row in table.rows]
+
+
+def test_the_chance_by_depth_is_counted(folder):
+    law = Results(folder).law["laws"]["docvqa"]
+    rows = [row for row in drop_warmup(records.read_rows(folder / "rounds.jsonl")) if row["arm"] == "tree"]
+    accepted = [row["accepted"] for row in rows if row["task"] == "docvqa" and not row["truncated"]]
+    table = law["depths"]["all"]
+    for depth, trials, chance, low, high in zip(*table.values(), strict=True):
+        assert trials == sum(a >= depth - 1 for a in accepted)
+        assert chance == pytest.approx(sum(a >= depth for a in accepted) / trials)
+        assert low <= chance + 1e-9 and chance <= high + 1e-9
+    halves = [law["depths"][half]["trials"][0] for half in ("low", "high")]
+    assert sum(halves) == len(accepted) and law["geometric"]["fitted"] == "geometric" and law["fitted"] == "mean"
+
+
+def test_an_interval_is_the_same_wherever_it_is_printed(folder):
+    from glance.report.claims import ledger
+    from glance.report.summary import short_table
+
+    results = Results(folder)
+    row = results.row("infovqa", "tree")
+    assert results.speedup("tree", "ar", ["infovqa"]) == (row["speedup"], row["speedup_low"], row["speedup_high"])
+    assert results.tau("tree", ["infovqa"])[1:] == (row["tau_low"], row["tau_high"])
+    printed = f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    assert printed in short_table(results.main)
+    assert any(f"InfoVQA {printed}" in entry.measured for entry in ledger(results))
+    assert printed.replace("x ", " ") in tables.main_table(results).markdown()
+
+
 def test_a_part_of_a_table(folder):
     part = tables.main_table(Results(folder)).only("task", "tau", arm="tree")
     assert list(part.columns) == ["task", "tau"] and len(part.rows) == 6
@@ -141,6 +240,9 @@ def test_latex_escapes_what_latex_reads():
     table = tables.Table("t", "50% & more", {"a_b": "a_b", "paper": "p"}, [{"a_b": "x_{1}", "paper": "#1"}], "$")
     for text in (r"50\% \& more", r"a\_b", r"x\_\{1\}", r"\#1", r"\$"):
         assert text in table.latex()
+    text = tables.Table("t", "x^2 ~ \\y", {"a": "a"}, [{"a": "<b|c>"}], "").latex()
+    assert r"x\textasciicircum{}2 \textasciitilde{} \textbackslash{}y" in text
+    assert r"\textless{}b\textbar{}c\textgreater{}" in text
 
 
 def test_a_slowdown_is_printed_as_a_slowdown(tmp_path):
@@ -200,7 +302,7 @@ def test_fit_law_takes_the_trees_whole_rounds_and_the_chains_reach(folder):
     law = json.loads((folder / "law.json").read_text())
     kept = [row for row in drop_warmup(records.read_rows(folder / "rounds.jsonl")) if row["arm"] == "tree"]
     whole = [row for row in kept if not row["truncated"]]
-    pooled = law["laws"]["pooled"]
+    pooled = law["pooled"]
     assert law["cap"] == synthetic_run.BLOCK - 1 and law["arm"] == "tree"
     assert (pooled["n"], pooled["n_truncated"]) == (len(whole), len(kept) - len(whole)) and pooled["n_truncated"] > 0
     assert pooled["at_cap"] == pytest.approx(np.mean([row["accepted"] == 15 for row in whole]))
@@ -211,7 +313,7 @@ def test_fit_law_takes_the_trees_whole_rounds_and_the_chains_reach(folder):
         deciles["accepted"] <= np.array(deciles["high"])
     ).all()
     free = fit_law(folder / "rounds.jsonl", cap=0, n_boot=50)
-    assert free["cap"] is None and free["laws"]["pooled"]["b0"] < pooled["b0"]
+    assert free["cap"] is None and free["pooled"]["b0"] < pooled["b0"]
 
 
 def test_a_task_without_a_fit_stops_no_other(folder, tmp_path):

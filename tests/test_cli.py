@@ -104,12 +104,15 @@ def test_the_doctor_is_content_with_this_machine(capsys):
 
 
 def test_the_doctor_sees_a_broken_mask(monkeypatch):
-    from glance.target import Target
+    from glance.verify import VerifyPass
 
-    honest = Target._mask
-    monkeypatch.setattr(
-        Target, "_mask", lambda self, tree: None if (m := honest(self, tree)) is None else torch.zeros_like(m)
-    )
+    honest = VerifyPass.mask_of
+
+    def blank(self, tree, length):
+        mask = honest(self, tree, length)
+        return None if mask is None else torch.zeros_like(mask)
+
+    monkeypatch.setattr(VerifyPass, "mask_of", blank)
     levels = {finding.what: finding.level for finding in doctor.check_exactness()}
     assert levels["tree mask"] == "fail"
 
@@ -147,7 +150,7 @@ def test_answers_that_never_start_a_round_are_a_dash(made, tmp_path, capsys, mon
     table = json.loads((tmp_path / "run" / "main_table.json").read_text())
     assert all(row["tau"] is None for row in table["rows"] if row["arm"] != "ar")
     write_json(tmp_path / "run" / "audit.json", {"verdict": "exact", "dtype": "float32", "n_prompts": 4})
-    write_json(tmp_path / "run" / "law.json", {"laws": {"pooled": {"b1": None}}})
+    write_json(tmp_path / "run" / "law.json", {"laws": {}, "pooled": {"b1": None}})
     monkeypatch.setattr(pipeline, "RUNS", tmp_path)
     monkeypatch.setattr(results, "Results", lambda folder: None)
     monkeypatch.setattr(claims, "ledger", lambda results: [])

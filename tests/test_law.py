@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glance.estimate import FITS, spearman_p
 from glance.files import read_csv
-from glance.law import FITS, DraftabilityLaw, _spearman_p, decile_table
+from glance.law import DraftabilityLaw, decile_table
 
 optimize = pytest.importorskip("scipy.optimize", reason="scipy is the oracle of these tests")
 stats = pytest.importorskip("scipy.stats", reason="scipy is the oracle of these tests")
@@ -240,7 +241,7 @@ def test_rank_correlation_equals_scipy_ties_included(rounds):
 @pytest.mark.parametrize("rho", [0.0, 1e-4, -0.02, 0.3, -0.95, 0.999999])
 def test_p_value_equals_students_t(rho, n):
     t = abs(rho) * math.sqrt((n - 2) / ((1 - rho) * (1 + rho)))
-    assert math.isclose(_spearman_p(rho, n), 2 * stats.t.sf(t, n - 2), rel_tol=1e-8, abs_tol=1e-300)
+    assert math.isclose(spearman_p(rho, n), 2 * stats.t.sf(t, n - 2), rel_tol=1e-8, abs_tol=1e-300)
 
 
 def test_r2_of_rounds_curve_and_ceiling():

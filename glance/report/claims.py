@@ -18,8 +18,8 @@ import numpy as np
 from glance.files import read_text
 from glance.metrics import Interval
 from glance.paths import FIGURES
-from glance.report.plots import look
 from glance.report.results import Missing, Results, paper_main, paper_rows
+from glance.report.style import look
 from glance.tasks import TASKS
 
 FREE, GROUNDED = TASKS[:2], TASKS[2:]  # answers that run free, and answers anchored in the image

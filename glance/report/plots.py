@@ -1,210 +1,48 @@
-"""The figures of a run, and the one door to figures/: one function per figure, each from `Results` to a matplotlib Figure.
+"""The figures of a run: one function per figure, each from `Results` to a matplotlib Figure.
 
-Sizes are printed inches (3.25 or 6.75 wide), fonts are matplotlib's own, colours seaborn's "colorblind" palette, and what
-a colour says a marker, dash or hatch says again. `save` fixes metadata and the hash salt: equal data, equal bytes, under
-equal versions. A figure draws what the run measured; numbers of the paper stand in tables alone. Figure (c), the margin
-over an autoregressive head under matched training, has its place between `width_figure` and `budget_figure`.
+Looks, fonts and `save` stand in `glance.report.style`. A figure draws what the run measured; numbers of
+the paper stand in tables alone. Figure (c), the margin over an autoregressive head under matched training, has its place
+between `width_figure` and `budget_figure`.
 
-A figure grows with its tasks, and a task of the user's own gets a look that no other task of the run has. Names are drawn as
-they are, no `$` in them is mathematics, in a font that has their glyphs; where this machine has none, a warning says so and
-the code points are drawn.
+A figure grows with its tasks.
 """
 
 import functools
-import io
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import matplotlib.lines
 import matplotlib.ticker
 import numpy as np
-from matplotlib import font_manager
 from matplotlib.figure import Figure
 
 from glance.law import DraftabilityLaw
 from glance.metrics import Interval, geomean
-from glance.paths import FIGURES
 from glance.records import unpack_round
 from glance.report.results import Missing, Results
+from glance.report.style import (
+    ARMS,
+    COLUMN_IN,
+    NO_NUMBER,
+    PAGE_IN,
+    POOLED,
+    STEPS,
+    Look,
+    drawable,
+    look,
+    styled,
+    task_looks,
+)
 
-COLUMN_IN, PAGE_IN = 3.25, 6.75
-OWN_FONT = "DejaVu Sans"
-
-
-class Look(NamedTuple):
-    """How an arm or a task appears wherever it appears."""
-
-    label: str
-    color: str
-    marker: str
-    dash: Any = "-"
-
-
-ARMS = {
-    "ar": Look("plain greedy", "#949494", "D", ":"),
-    "chain": Look("chain", "#DE8F05", "s", (0, (4, 1.5))),
-    "tree": Look("tree", "#0173B2", "o", "-"),
-    "auto": Look("auto", "#029E73", "*", (0, (1, 2))),
-}
-TASKS = {  # in the paper's order, from free to anchored in the image
-    "caption": Look("caption", "#CC78BC", "o", (0, (1, 1))),
-    "textvqa": Look("TextVQA", "#DE8F05", "s", (0, (3, 1, 1, 1))),
-    "infovqa": Look("InfoVQA", "#029E73", "^", (0, (4, 1.5))),
-    "docvqa": Look("DocVQA", "#0173B2", "D", (0, (7, 1.5))),
-    "chartqa": Look("ChartQA", "#D55E00", "v", "-"),
-}
-STEPS = {  # of a round: label, colour, hatch
-    "draft": ("draft", "#0173B2", ""),
-    "tree": ("tree", "#ECE133", "...."),
-    "verify": ("verify", "#029E73", "////"),
-    "commit": ("walk and commit", "#CC78BC", "xxxx"),
-    "other": ("other", "#CFCFCF", ""),
-}
-STYLE = {
-    "font.family": OWN_FONT,
-    "font.size": 7,
-    "axes.titlesize": 7.5,
-    **dict.fromkeys(("axes.labelsize", "figure.labelsize"), 7),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 6.5),
-    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
-    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "lines.linewidth": 1.1,
-    "lines.markersize": 3.6,
-    "hatch.linewidth": 0.4,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "glance",
-}
-METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
-POOLED = Look("all tasks", "#000000", "o")
-NO_NUMBER = "-"  # of a task whose answers began no round
 LEAST_TRIALS = 10  # of a depth that is drawn
 BOUND = r"bound: $\tau(N)\,c_{ar}\,/\,(c_{draft}+c_{verify}(N))$"
 DECILE = ("entropy", "accepted", "low", "high", "at_cap")
+TICKS_FLAT = 6  # tasks whose labels stand side by side in a column
+WIDEST = 14  # tasks that fit on a page's width
 
 
-OWN_COLORS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#FBAFE4", "#949494", "#56B4E9")
-OWN_MARKERS = ("P", "X", "p", "h", "<", ">", "8", "d", "H", "*")
-OWN_DASHES = ((0, (2, 1)), (0, (5, 1, 1, 1)), "-", (0, (1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (3, 3)))
-TICKS_FLAT, WIDEST = 6, 14  # tasks whose labels stand side by side in a column; tasks that fit on a page's width
-PLACES = 24  # of a name that is drawn
-
-
-def look(name: str) -> Look:
-    """Return the look of an arm or a task; grey under its own name where it is not on the lists."""
-    return ARMS.get(name) or TASKS.get(name) or Look(name, "#565656", "P", (0, (2, 1)))
-
-
-def task_looks(names: Sequence[str]) -> dict[str, Look]:
-    """Return the looks of a run's tasks: the paper's keep theirs, the i-th of the user's own takes the i-th of its cues.
-
-    >>> looks = task_looks(["docvqa", "mine", "yours"])
-    >>> looks["docvqa"].label, looks["mine"].color != looks["yours"].color
-    ('DocVQA', True)
-    """
-    looks = {}
-    own = 0
-    for name in names:
-        looks[name] = TASKS.get(name)
-        if looks[name] is None:
-            cues = (cycle[own % len(cycle)] for cycle in (OWN_COLORS, OWN_MARKERS, OWN_DASHES))
-            looks[name] = Look(name, *cues)
-            own += 1
-    return looks
-
-
-def drawable(name: str) -> str:
-    """Return a name as matplotlib draws it literally: one line, not too long, no mathematics, no glyph that is missing."""
-    name = " ".join(name.split())
-    name = name if len(name) <= PLACES else f"{name[: PLACES - 1]}\N{HORIZONTAL ELLIPSIS}"
-    missing = {letter for letter in name if _font_with(letter) is None}
-    name = "".join(f"U+{ord(letter):04X} " if letter in missing else letter for letter in name).strip()
-    name = name.replace("$", "\\$")
-    return f" {name}" if name.startswith("_") else name  # a legend leaves out what begins with _
-
-
-@functools.cache
-def _font_with(letter: str) -> str | None:
-    """Return the first font of this machine that has a glyph, matplotlib's own foremost; None where there is none."""
-    fonts = sorted(font_manager.fontManager.ttflist, key=lambda font: (font.name != OWN_FONT, font.name, font.fname))
-    for font in fonts:
-        if font.name.startswith("Last Resort"):  # its glyphs are boxes that name a block of Unicode
-            continue
-        try:
-            if font_manager.get_font(font.fname).get_char_index(ord(letter)):
-                return font.name
-        except (OSError, RuntimeError):
-            continue
-    return None
-
-
-def _families(names: Sequence[str]) -> list[str]:
-    """Return the fonts that names need, matplotlib's own first; warn of letters that no font here has."""
-    letters = sorted(set("".join(names)) - set(" \n\t"))
-    found = {letter: _font_with(letter) for letter in letters}
-    if missing := "".join(letter for letter, font in found.items() if font is None):
-        warnings.warn(
-            f"no font here has glyphs for {missing!r}: figures show their code points; install a font that has them, "
-            "such as Noto Sans CJK, to see them",
-            stacklevel=4,
-        )
-    return list(dict.fromkeys([OWN_FONT, *(font for font in found.values() if font)]))
-
-
-def _names(results: Results) -> list[str]:
-    """Return what the figures of a run may have to write: its tasks and arms, as far as its files are there."""
-    names: list[str] = []
-    for read in (lambda: results.tasks, lambda: results.arms, lambda: list(results.law["laws"])):
-        try:
-            names += read()
-        except Missing:
-            continue
-    return names
-
-
-def save(figure: Figure, name: str, folder: str | Path = FIGURES) -> dict[str, Path]:
-    """Write a figure as pdf, png and svg; return the paths by format. Nothing else writes a figure."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    paths = {kind: Path(folder) / f"{name}.{kind}" for kind in METADATA}
-    for kind, path in paths.items():
-        path.write_bytes(_bytes(figure, kind))
-    return paths
-
-
-def preview(figure: Figure, width: int = 760) -> Any:
-    """Show a figure in a notebook as the PNG that `save` would write, `width` pixels wide."""
-    from IPython.display import Image
-
-    return Image(_bytes(figure, "png"), width=width)
-
-
-def figures_folder(run: str) -> Path:
-    """Return where a run's figures and tables go: figures/ for the default run, a folder of its own in it for another."""
-    return FIGURES if run == "pocket" else FIGURES / run
-
-
-def _bytes(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=kind, metadata=METADATA[kind])
-    return buffer.getvalue()
-
-
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    @functools.wraps(draw)
-    def drawn(results: Results) -> Figure:
-        with matplotlib.rc_context(STYLE | {"font.family": _families(_names(results))}):
-            return draw(results)
-
-    return drawn
-
-
-@_styled
+@styled
 def law_figure(results: Results) -> Figure:
     """Figure (a): accepted length against entropy by decile with the fitted law, per task and pooled.
 
@@ -281,7 +119,7 @@ def _law_panel(axes: Any, style: Look, law: Mapping[str, Any], below: float) -> 
     axes.text(0.98, below, f"{slope}\n{fitted.n} rounds{full}\nthe law {verdict}", bbox=box, **note)
 
 
-@_styled
+@styled
 def depth_figure(results: Results) -> Figure:
     """Figure (a), companion: the chance that the next node is accepted, by its depth, per task and pooled.
 
@@ -333,7 +171,7 @@ def _bars(intervals: Sequence[Interval]) -> np.ndarray:
     return np.maximum([[i.value - i.low for i in intervals], [i.high - i.value for i in intervals]], 0)
 
 
-@_styled
+@styled
 def width_figure(results: Results) -> Figure:
     """Figure (b): one head, drafting a chain of width 1 or a wide tree; tau per task, and the ratio with its interval."""
     results.require("chain", "tree")
@@ -385,7 +223,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if np.isfinite(value) else NO_NUMBER
 
 
-@_styled
+@styled
 def budget_figure(results: Results) -> Figure:
     """Figure (d): speedup against the verifier's budget N, measured and as bounded by separately timed passes; and why.
 
@@ -450,7 +288,7 @@ def budget_figure(results: Results) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def time_figure(results: Results) -> Figure:
     """Draw where the time of a round goes, per budget: draft, tree, verify, commit, and what no step accounts for."""
     sweep = results.sweep

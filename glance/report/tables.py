@@ -16,8 +16,8 @@ import pandas as pd
 
 from glance.files import read_csv, read_json, sha256
 from glance.paths import BENCH, FIGURES, named
-from glance.report.plots import look
 from glance.report.results import Missing, Results, paper_main, paper_rows
+from glance.report.style import look
 
 NONE, ENDS = "-", ("_low", "_high")
 

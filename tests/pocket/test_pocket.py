@@ -168,7 +168,7 @@ def test_saved_target_reloads_and_names_the_stock_processor(run, tmp_path):
 
 def test_commands_say_what_is_wrong_in_one_line(tmp_path, capsys):
     assert cli.main(["evaluate", "--data", str(tmp_path)]) == 2
-    assert re.fullmatch(r"glance pocket: .*no target here.*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: .*no target here.*\n", capsys.readouterr().err)
     assert cli.main(["render", "--show", "poem", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert cli.main(["render", "--show", "chartqa", "--seed", "4", "--out", str(tmp_path)]) == 0

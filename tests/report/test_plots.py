@@ -15,7 +15,7 @@ from glance import files, records
 from glance.files import write_json
 from glance.metrics import drop_warmup
 from glance.paths import NOTEBOOKS
-from glance.report import plots, tables
+from glance.report import plots, style, tables
 from glance.report.fit import fit_law
 from glance.report.results import MADE_BY, Missing, Results
 
@@ -44,8 +44,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_equal_data_give_equal_bytes(folder, tmp_path, name):
-    first = plots.save(FIGURES[name](Results(folder)), name, tmp_path / "first")
-    again = plots.save(FIGURES[name](Results(folder)), name, tmp_path / "again")
+    first = style.save(FIGURES[name](Results(folder)), name, tmp_path / "first")
+    again = style.save(FIGURES[name](Results(folder)), name, tmp_path / "again")
     assert sorted(first) == ["pdf", "png", "svg"]
     for kind in first:
         assert first[kind].read_bytes() == again[kind].read_bytes()
@@ -58,7 +58,7 @@ def test_figures_have_a_printed_width_and_leave_no_style_behind(folder, name):
 
     before = dict(matplotlib.rcParams)
     figure = FIGURES[name](Results(folder))
-    assert figure.get_size_inches()[0] in (plots.COLUMN_IN, plots.PAGE_IN)
+    assert figure.get_size_inches()[0] in (style.COLUMN_IN, style.PAGE_IN)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -66,11 +66,11 @@ def test_looks_are_seaborns_palette_and_told_apart_without_colour():
     import seaborn
 
     palette = {*seaborn.color_palette("colorblind").as_hex()}
-    for looks in (plots.ARMS, plots.TASKS):
+    for looks in (style.ARMS, style.TASKS):
         assert {look.color.lower() for look in looks.values()} <= palette
         for cue in ("label", "color", "marker", "dash"):
             assert len({getattr(look, cue) for look in looks.values()}) == len(looks)
-    assert plots.look("tree-text").label == "tree-text"
+    assert style.look("tree-text").label == "tree-text"
 
 
 @pytest.mark.parametrize("name", [name for name in MADE_BY if name != "provenance.json"])
@@ -152,16 +152,16 @@ def named(folder, tmp_path_factory):
     """Return a run whose twelve tasks a user named; one of them never began a round."""
     named = tmp_path_factory.mktemp("named") / "run"
     shutil.copytree(folder, named)
-    for path in named.rglob("*s.jsonl"):
+    for path in sorted(named.rglob("*s.jsonl")):  # prompts before their rounds
         by_task = {}
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             by_task.setdefault(row["task"], []).append(row)
         source = list(by_task.values())
         rows = [{**row, "task": name} for i, name in enumerate(NAMES) for row in source[i % len(source)]]
         if path.name == "rounds.jsonl":
-            rows = [row for row in rows if row["task"] != "menus"]
-        else:
-            rows = [row | {"n_tokens": 1, "rounds": 0, "tau": None} if row["task"] == "menus" else row for row in rows]
+            synthetic_run.rewrite_rounds(path.parent, [row for row in rows if row["task"] != "menus"])
+            continue
+        rows = [row | {"n_tokens": 1, "rounds": 0, "tau": None} if row["task"] == "menus" else row for row in rows]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     fit_law(named / "rounds.jsonl", n_boot=50, out=named / "law.json")
     return named
@@ -189,8 +189,8 @@ def test_names_of_any_kind_are_drawn_as_they_are(named, name):
 
 
 def test_tasks_of_the_users_own_are_told_apart_and_the_papers_keep_their_looks():
-    looks = plots.task_looks(NAMES)
-    assert looks["caption"] == plots.TASKS["caption"]
+    looks = style.task_looks(NAMES)
+    assert looks["caption"] == style.TASKS["caption"]
     own = [look[1:] for name, look in looks.items() if name != "caption"]
     assert len({str(cues) for cues in own}) == len(own) == 11
     for cue in range(2):
@@ -344,7 +344,7 @@ def test_a_recorded_tree_is_drawn_and_without_one_there_is_none(folder, tmp_path
     rows = records.read_rows(tmp_path / "run" / "rounds.jsonl")
     synthetic_run.rewrite_rounds(tmp_path / "run", [*rows, synthetic_run.packed_round()])
     (figure,) = plots.tree_pictures(Results(tmp_path / "run"), "t{}".format)
-    first, again = (plots.save(figure, "tree", tmp_path / name)["svg"].read_bytes() for name in "ab")
+    first, again = (style.save(figure, "tree", tmp_path / name)["svg"].read_bytes() for name in "ab")
     assert first == again and b"t99" in first
 
 
@@ -359,8 +359,8 @@ def test_written_tabulates_files(tmp_path):
 
 
 def test_another_run_never_overwrites_the_figures_of_the_default_one():
-    assert plots.figures_folder("pocket") == plots.FIGURES
-    assert plots.figures_folder("quick") == plots.FIGURES / "quick"
+    assert style.figures_folder("pocket") == style.FIGURES
+    assert style.figures_folder("quick") == style.FIGURES / "quick"
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_a_difference_from_ar_is_recorded_and_fails_the_command(made, tmp_path, 
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ({"max_pixels": -5}, "max_pixels must be at least 1"),
         ({"temperature": float("nan")}, "temperature must be 0 or a positive number"),
-        ({"arms": ("ar", "tree-3", "tree-3")}, "arms name tree-3 more than once"),
+        ({"arms": ("ar", "tree-3", "tree-3")}, "is decoded once; twice: tree-3"),
         ({"data": "nowhere"}, "nowhere has no task files"),
     ],
 )

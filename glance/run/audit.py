@@ -58,13 +58,31 @@ def audit(
     """Check every arm of the plan against the oracle on every prompt, and all of them against transformers' `generate`.
 
     Args:
+        pair, plan: what is audited; every arm of the plan but "ar" is compared with "ar".
+        prompts: the plan's prompts, in order of their tasks.
+        say: called with a line per task.
+        faults: whether to plant faults too.
         generate_n: prompts per task that `generate` decodes too.
         folder: where findings are kept prompt by prompt, so that an interrupted audit goes on; None keeps nothing.
         oracle_of: a run's folder whose oracle's texts are taken where provenance allows it.
 
     Returns:
-        The report: verdict ("exact", "near-ties only", "not exercised" or "fault"), counts per arm, controls, every
-        divergence with its margin and the text around it, row invariance, planted faults, provenance.
+        The report, which audit.json holds:
+
+        - verdict: "exact", "near-ties only", "not exercised" or "fault"; dtype, n_prompts, budget.
+        - arms: arm -> {identical, of}: prompts whose ids equal the oracle's.
+        - oracle: {shared, decoded}: prompts whose oracle's text came from `oracle_of`, or was decoded here.
+        - controls: oracle_repeat {identical, of}; block_pass and causal_block {rows, argmax_changed, max_logit_gap,
+          max_margin_change}, single-row passes against blocks of the tree's shape and plain causal ones.
+        - generate: arms as above, against transformers' own; divergences of the oracle from it.
+        - noise: the largest change of a top-2 margin in causal blocks.
+        - divergences: {task, prompt, arm, index, greedy_id, other_id, runner_up_id, margin, kind, greedy_text, other_text,
+          sha256_greedy, sha256_other} each.
+        - row_invariance: {dtype, rows, masked, bitwise_equal, max_abs, max_ulp} per packing.
+        - faults: {fault, must_fail, diverged, of, caught, applies, why} each; provenance.
+
+    Raises:
+        ValueError: TF32 in an fp32 audit, a negative `generate_n`, or prompts that cannot be encoded.
     """
     if pair.dtype == "float32" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         raise ValueError("TF32 is on, so float32 matrix products are not float32: turn it off before an fp32 audit")

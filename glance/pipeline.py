@@ -167,6 +167,7 @@ def _run_notebook(notebook: str, executed: Path, parameters: Mapping[str, Any], 
 
     settings = {"kernel_name": "python3", "cwd": str(NOTEBOOKS), "progress_bar": False, "stdout_file": out}
     settings["extra_arguments"] = ["--IPKernelApp.log_level=40"]  # errors alone: its warnings are of sockets
+    settings["start_timeout"] = 3600  # seconds for a kernel to come up: a limit for hangs, not for busy machines
     source = str(NOTEBOOKS / f"{notebook}.ipynb")
     try:
         _in_thread(partial(papermill.execute_notebook, source, str(executed), dict(parameters), **settings))

@@ -59,8 +59,12 @@ def test_exact_after_an_image_and_for_a_chain(graphs):
         assert torch.equal(run(head, model, prompt.ids, 20, positions=prompt.positions, compile=True), greedy)
 
 
-def test_with_generated_code():
-    """The real compiler, once, on two layers; needs a C++ compiler, as torch.compile on a CPU does."""
+def test_with_generated_code(tmp_path, monkeypatch):
+    """The real compiler, once, on two layers; needs a C++ compiler, as torch.compile on a CPU does.
+
+    It gets a cache of its own: torch's is shared by runs for different kinds of CPU, and code of one fails on another.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     import shutil
 
     if shutil.which("g++") is None and shutil.which("clang++") is None:

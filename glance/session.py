@@ -11,7 +11,7 @@ Conventions that decide numbers:
 The file knows nothing of models, heads or caches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -228,6 +228,19 @@ def ended(streamer: Any) -> Iterator[None]:
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def check_unpadded(inputs: Mapping[str, Any]) -> None:
+    """Refuse a prompt with padding: rounds have no use for it, and it would be read as text.
+
+    Raises:
+        ValueError: zeros in `attention_mask`; says how many.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is not None and (zeros := int((torch.as_tensor(mask) == 0).sum())):
+        raise ValueError(
+            f"the prompt has {zeros} padding tokens (zeros in attention_mask): encode one prompt without padding"
+        )
 
 
 class Commit(NamedTuple):

@@ -15,7 +15,6 @@ Shapes: P prompt tokens, n output tokens, N nodes, V vocabulary.
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import fields
 from math import isfinite, nan
 from operator import index
 from typing import Any, Literal, overload
@@ -29,7 +28,7 @@ from glance.drafters import Drafter
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.block import BlockDrafter
 from glance.records import Round, Stats
-from glance.session import Choice, Clock, Entropies, Settings, Stream, check_unpadded, ended, fetch, generation_rules
+from glance.session import Choice, Clock, Entropies, Settings, Stream, ended, fetch, generation_rules, settings_of
 from glance.target import Positions, StreamPositions, Target, check_decodable, check_mask, check_verifiable
 from glance.tree import ROOT, CandidateTree
 from glance.verify import state_of
@@ -87,7 +86,7 @@ def generate(
             raise ValueError(
                 f'budget must be a number, or "auto" with extend_budget=0; got {budget!r} and {extend_budget}'
             )
-        told = _told(max_new_tokens, settings)
+        told = settings_of(max_new_tokens, settings)
         auto = budget == "auto"
         drafter = AutoDrafter(head, branch_k) if auto else BlockDrafter(head, budget, branch_k, extend_budget)
         ids, stats = _decode(drafter, target, input_ids, told, positions)
@@ -120,29 +119,10 @@ def chain_generate(
 ) -> Tensor | WithStats:
     """Decode with the same head as a width-1 chain: its most probable token at every offset. Arguments as `generate`."""
     with ended(settings.get("streamer")):
-        told = _told(max_new_tokens, settings)
+        told = settings_of(max_new_tokens, settings)
         drafter = BlockDrafter(head, max(0, (getattr(head, "block_size", None) or 1) - 1), branch_k=1)
         ids, stats = _decode(drafter, target, input_ids, told, positions)
     return (ids, stats) if return_stats else ids
-
-
-def _told(max_new_tokens: int, given: dict[str, Any]) -> Settings:
-    """Return the settings of a call's keywords; refuse a padded prompt, and what is no setting.
-
-    Raises:
-        ValueError: one line.
-    """
-    given = dict(given)
-    check_unpadded(given)
-    given.pop("attention_mask", None)
-    names = [item.name for item in fields(Settings)]
-    strange = [name for name in given if name not in names]
-    if strange:
-        raise ValueError(
-            f"{strange[0]} is not a setting of a decode; there are: {', '.join(names)}. What a processor returns beside "
-            "input_ids and attention_mask enters through positions=VisionPositions.from_inputs(inputs)"
-        )
-    return Settings(max_new_tokens, **given)
 
 
 def decode(
@@ -283,7 +263,7 @@ def greedy_generate(
     Arguments and returns as `generate`; `tau` is 1. Sampling has no oracle: `temperature` is refused.
     """
     with ended(settings.get("streamer")):
-        told = _told(max_new_tokens, settings)
+        told = settings_of(max_new_tokens, settings)
         if told.temperature:
             raise ValueError(f"the oracle is greedy: temperature must be 0, got {told.temperature}")
         input_ids = _checked_prompt(input_ids, target)

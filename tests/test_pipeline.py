@@ -183,7 +183,7 @@ def test_bad_input_is_one_line_and_exit_code_2(copy):
 
 
 def test_the_law_can_be_fitted_without_loops_from_the_notebook():
-    cells = [cell for cell in json.loads((NOTEBOOKS / "03-fit.ipynb").read_text("utf-8"))["cells"]]
+    cells = json.loads((NOTEBOOKS / "03-fit.ipynb").read_text("utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     assert pipeline.notebook_parameters("03-fit")["loops"][:2] == ("bool", True)
     assert '"loops": loops' in text, "handed to fit_law"

@@ -140,7 +140,7 @@ def _add_audit(commands: Any) -> None:
         "--generate-n", type=int, default=2, help="prompts per task that transformers' own generate decodes too"
     )
     parser.add_argument("--out", help="write the report to this JSON file")
-    parser.set_defaults(run=_audit)
+    parser.set_defaults(run=_audit, resumes=True)
 
 
 def _audit(arguments: argparse.Namespace) -> int:

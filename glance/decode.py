@@ -28,7 +28,7 @@ from glance.drafters import Drafter
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.block import BlockDrafter
 from glance.records import Round, Stats
-from glance.session import Choice, Clock, Entropies, Settings, Stream, ended, fetch, generation_rules
+from glance.session import Choice, Clock, Entropies, Settings, Stream, ended, fetch, generation_rules, settings_of
 from glance.target import Positions, StreamPositions, Target, check_decodable, check_mask, check_verifiable
 from glance.tree import ROOT, CandidateTree
 from glance.verify import state_of
@@ -72,7 +72,7 @@ def generate(
         positions: how the prompt enters the target; default plain positions, `VisionPositions` for images.
         return_stats: also return `Stats`.
         settings: the fields of `Settings`: stop_token_ids, temperature, top_p, top_k, generator, timing, on_round, streamer,
-            compile.
+            compile. An `attention_mask` of ones is accepted too, so that a tokenizer's output can be passed whole.
 
     Returns:
         ids (1, P + n), prompt included as in transformers' `generate`; with `return_stats`, `(ids, Stats)`.
@@ -81,11 +81,15 @@ def generate(
         ValueError: a batch, an empty prompt, settings out of range, a head that does not fit, a target that cannot be
             verified as a tree, placeholders without pixels, or non-finite logits.
     """
-    if isinstance(budget, str) and (budget != "auto" or extend_budget):
-        raise ValueError(f'budget must be a number, or "auto" with extend_budget=0; got {budget!r} and {extend_budget}')
-    auto = budget == "auto"
-    drafter = AutoDrafter(head, branch_k) if auto else BlockDrafter(head, budget, branch_k, extend_budget)
-    ids, stats = decode(drafter, target, input_ids, Settings(max_new_tokens, **settings), positions)
+    with ended(settings.get("streamer")):
+        if isinstance(budget, str) and (budget != "auto" or extend_budget):
+            raise ValueError(
+                f'budget must be a number, or "auto" with extend_budget=0; got {budget!r} and {extend_budget}'
+            )
+        told = settings_of(max_new_tokens, settings)
+        auto = budget == "auto"
+        drafter = AutoDrafter(head, branch_k) if auto else BlockDrafter(head, budget, branch_k, extend_budget)
+        ids, stats = _decode(drafter, target, input_ids, told, positions)
     return (ids, stats) if return_stats else ids
 
 
@@ -114,12 +118,13 @@ def chain_generate(
     **settings: Any,
 ) -> Tensor | WithStats:
     """Decode with the same head as a width-1 chain: its most probable token at every offset. Arguments as `generate`."""
-    drafter = BlockDrafter(head, max(0, (getattr(head, "block_size", None) or 1) - 1), branch_k=1)
-    ids, stats = decode(drafter, target, input_ids, Settings(max_new_tokens, **settings), positions)
+    with ended(settings.get("streamer")):
+        told = settings_of(max_new_tokens, settings)
+        drafter = BlockDrafter(head, max(0, (getattr(head, "block_size", None) or 1) - 1), branch_k=1)
+        ids, stats = _decode(drafter, target, input_ids, told, positions)
     return (ids, stats) if return_stats else ids
 
 
-@torch.inference_mode()
 def decode(
     drafter: Drafter, model: nn.Module, input_ids: Tensor, settings: Settings, positions: Positions | None = None
 ) -> tuple[Tensor, Stats]:
@@ -139,15 +144,23 @@ def decode(
         ValueError: as `generate`.
     """
     with ended(settings.streamer):
-        input_ids = _checked_prompt(input_ids, model)
-        end = input_ids.shape[1] + settings.max_new_tokens
-        room = end + drafter.max_nodes + 1
-        check_verifiable(model, room=room, chain=drafter.chain)
-        check_decodable(model, end)
-        rows = drafter.max_nodes + 1 if settings.compile else 0
-        positions = positions or StreamPositions()
-        with Target(model, positions, drafter.layer_ids, room=room, end=end, rows=rows) as target:
-            return _run_rounds(drafter, target, input_ids, settings)
+        return _decode(drafter, model, input_ids, settings, positions)
+
+
+@torch.inference_mode()
+def _decode(
+    drafter: Drafter, model: nn.Module, input_ids: Tensor, settings: Settings, positions: Positions | None
+) -> tuple[Tensor, Stats]:
+    """Check what was given, then run the loop; whoever calls ends the streamer."""
+    input_ids = _checked_prompt(input_ids, model)
+    end = input_ids.shape[1] + settings.max_new_tokens
+    room = end + drafter.max_nodes + 1
+    check_verifiable(model, room=room, chain=drafter.chain)
+    check_decodable(model, end)
+    rows = drafter.max_nodes + 1 if settings.compile else 0
+    positions = positions or StreamPositions()
+    with Target(model, positions, drafter.layer_ids, room=room, end=end, rows=rows) as target:
+        return _run_rounds(drafter, target, input_ids, settings)
 
 
 def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: Settings) -> tuple[Tensor, Stats]:
@@ -249,13 +262,13 @@ def greedy_generate(
 
     Arguments and returns as `generate`; `tau` is 1. Sampling has no oracle: `temperature` is refused.
     """
-    settings = Settings(max_new_tokens, **settings)
-    if settings.temperature:
-        raise ValueError(f"the oracle is greedy: temperature must be 0, got {settings.temperature}")
-    with ended(settings.streamer):
+    with ended(settings.get("streamer")):
+        told = settings_of(max_new_tokens, settings)
+        if told.temperature:
+            raise ValueError(f"the oracle is greedy: temperature must be 0, got {told.temperature}")
         input_ids = _checked_prompt(input_ids, target)
         check_decodable(target, input_ids.shape[1] + max_new_tokens)
-        ids, stats = _run_greedy(target, input_ids, positions or StreamPositions(), settings)
+        ids, stats = _run_greedy(target, input_ids, positions or StreamPositions(), told)
     return (ids, stats) if return_stats else ids
 
 

@@ -85,16 +85,25 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Turn numpy scalars, paths and nan into JSON's own."""
+    """Turn numpy scalars, paths and nan into JSON's own; a name that this locale cannot spell is read as UTF-8."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {_spelt(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):
         return None
-    return str(value) if isinstance(value, Path) else value
+    return _spelt(str(value)) if isinstance(value, Path | str) else value
+
+
+def _spelt(text: str) -> str:
+    """Return text that UTF-8 can write: Python keeps bytes that are foreign to the locale's encoding as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text
 
 
 def sha256(ids: Iterable[int] | bytes) -> str:

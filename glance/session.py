@@ -11,9 +11,9 @@ Conventions that decide numbers:
 The file knows nothing of models, heads or caches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -228,6 +228,38 @@ def ended(streamer: Any) -> Iterator[None]:
     finally:
         if streamer is not None:
             streamer.end()
+
+
+def check_unpadded(inputs: Mapping[str, Any]) -> None:
+    """Refuse a prompt with padding: rounds have no use for it, and it would be read as text.
+
+    Raises:
+        ValueError: zeros in `attention_mask`; says how many.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is not None and (zeros := int((torch.as_tensor(mask) == 0).sum())):
+        raise ValueError(
+            f"the prompt has {zeros} padding tokens (zeros in attention_mask): encode one prompt without padding"
+        )
+
+
+def settings_of(max_new_tokens: int, given: dict[str, Any]) -> Settings:
+    """Return the settings of a call's keywords; refuse a padded prompt, and what is no setting.
+
+    Raises:
+        ValueError: one line.
+    """
+    given = dict(given)
+    check_unpadded(given)
+    given.pop("attention_mask", None)
+    names = [item.name for item in fields(Settings)]
+    strange = [name for name in given if name not in names]
+    if strange:
+        raise ValueError(
+            f"{strange[0]} is not a setting of a decode; there are: {', '.join(names)}. What a processor returns beside "
+            "input_ids and attention_mask enters through positions=VisionPositions.from_inputs(inputs)"
+        )
+    return Settings(max_new_tokens, **given)
 
 
 class Commit(NamedTuple):

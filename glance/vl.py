@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from glance.head import as_device, check_checkpoint, default_dtype, loading, quiet_loading
+from glance.session import check_unpadded
 from glance.target import StreamPositions, placeholder_id
 
 log = logging.getLogger(__name__)
@@ -158,19 +159,6 @@ def count_tokens(model: nn.Module, grids: torch.Tensor) -> int:
         columns = grids[:, 2] // merge
         return int((grids[:, 0] * rows * (columns + 1) + 2).sum())
     return int(grids.prod(-1).sum()) // merge**2
-
-
-def check_unpadded(inputs: Mapping[str, Any]) -> None:
-    """Refuse a prompt with padding: rounds have no use for it, and it would be read as text.
-
-    Raises:
-        ValueError: zeros in `attention_mask`; says how many.
-    """
-    mask = inputs.get("attention_mask")
-    if mask is not None and (zeros := int((torch.as_tensor(mask) == 0).sum())):
-        raise ValueError(
-            f"the prompt has {zeros} padding tokens (zeros in attention_mask): encode one prompt without padding"
-        )
 
 
 def load_target(

@@ -1,7 +1,9 @@
 """Exactness on text: the tree's output is transformers' own greedy output, whatever the head, the tree and the cut."""
 
 import warnings
+from functools import partial
 from math import isclose, isnan
+from types import SimpleNamespace
 
 import dflash.model
 import pytest
@@ -358,3 +360,47 @@ def test_a_streamer_is_told_of_the_end_also_where_a_decode_raises(arm, fault, qw
     with pytest.raises(ValueError):
         decoders[arm]()
     assert streamer.ended == 1
+
+
+@pytest.mark.parametrize("arm", ["tree", "chain", "ar"])
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"max_new_tokens": 0}, {"timing": "no"}, {"no_setting": 1}])
+def test_a_streamer_is_told_of_the_end_also_where_a_setting_is_refused(arm, wrong, qwen3, stream):
+    told = []
+    streamer = SimpleNamespace(put=lambda value: None, end=lambda: told.append("end"))
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        decoders(qwen3, stream)[arm](**{"max_new_tokens": N, "streamer": streamer, **wrong})
+    assert told == ["end"]
+
+
+@pytest.mark.parametrize("call", [{"budget": "many"}, {"budget": -1}, {"head": None}])
+def test_a_streamer_is_told_of_the_end_also_where_a_drafter_is_refused(call, qwen3, stream):
+    told = []
+    streamer = SimpleNamespace(put=lambda value: None, end=lambda: told.append("end"))
+    given = {"head": toys.OracleHead(stream, B), "target": qwen3, "input_ids": PROMPT, **call}
+    with pytest.raises(ValueError):
+        glance.generate(**given, streamer=streamer)
+    assert told == ["end"]
+
+
+@pytest.mark.parametrize("arm", ["tree", "chain", "ar"])
+def test_a_tokenizers_output_is_decoded_whole_and_its_padding_refused(arm, qwen3, stream, greedy):
+    call = decoders(qwen3, stream)[arm]
+    out = call(max_new_tokens=N, stop_token_ids=(), attention_mask=torch.ones_like(PROMPT))
+    assert out[0, PROMPT.shape[1] :].tolist() == greedy
+    for place in (0, -1):
+        mask = torch.ones_like(PROMPT)
+        mask[0, place] = 0
+        with pytest.raises(ValueError, match="1 padding tokens"):
+            call(attention_mask=mask)
+    with pytest.raises(ValueError, match=r"pixel_values is not a setting.*VisionPositions\.from_inputs"):
+        call(pixel_values=torch.zeros(1))
+
+
+def decoders(target, stream):
+    """The three public decoders on one prompt, by arm."""
+    head = toys.OracleHead(stream, B, mixed(7))
+    return {
+        "tree": partial(glance.generate, head, target, PROMPT),
+        "chain": partial(glance.chain_generate, head, target, PROMPT),
+        "ar": partial(glance.greedy_generate, target, PROMPT),
+    }

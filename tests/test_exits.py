@@ -111,6 +111,13 @@ def test_an_interrupt_says_what_is_true(capsys, resumes, says):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["main-table", "audit"])
+def test_an_interrupted_command_that_goes_on_says_so(command, capsys, monkeypatch):
+    monkeypatch.setattr(f"glance.cli._{command.replace('-', '_')}", lambda _: raising(KeyboardInterrupt())())
+    assert cli.main([command]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command resumes\n"
+
+
 def cell_error(name, *files):
     """Build what papermill raises for an error whose innermost frame lies in the last file."""
     lines = [f"\x1b[36mFile \x1b[39m\x1b[32m{file}:12\x1b[39m, in f(x)" for file in files]

@@ -1,12 +1,17 @@
 """Text files: what is written is what is read, for every text that JSON and CSV can hold; encodings are always said."""
 
 import ast
+import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from glance import cli
 from glance.files import append_lines, json_line, read_csv, read_json, read_lines, write_json, write_text
 from glance.paths import ROOT
 
@@ -75,3 +80,35 @@ def test_every_text_file_is_opened_with_its_encoding():
             is_ours = isinstance(call.func, ast.Name)  # glance.files' own read_text and write_text
             if name in ("read_text", "write_text") and not is_ours:
                 assert "encoding" in {keyword.arg for keyword in call.keywords}, f"{path}: {ast.unparse(call)}"
+
+
+def test_a_run_in_a_folder_that_the_locale_cannot_spell_is_written_and_resumed(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from glance.records import SCHEMAS
+from glance.run.folder import Run
+
+folder = Path(sys.argv[1]) / "run"
+with Run(folder, {"parameters": {"data": sys.argv[1]}, "data": {sys.argv[1]: "hash"}}) as run:
+    print(len(run.done))
+    row = dict.fromkeys(SCHEMAS["prompts.jsonl"]) | dict(arm="ar", task=folder.parent.name, prompt=1, rounds=0)
+    run.done or run.add(row, [])
+"""
+    folder = tmp_path / "donn\u00e9es"
+    plain_c = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for known, locale in enumerate((plain_c, plain_c, {"PYTHONUTF8": "1"})):
+        command = [sys.executable, "-c", script, str(folder)]
+        done = subprocess.run(command, env=os.environ | locale, capture_output=True, text=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) == min(known, 1)
+    assert read_json(folder / "run" / "provenance.json")["parameters"]["data"] == str(folder)
+
+
+def test_what_standard_output_cannot_spell_ends_nothing(monkeypatch):
+    wire = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(wire, encoding="cp1252"))
+    monkeypatch.setattr(cli, "_fit_law", lambda arguments: print("\u6f22\u5b57"))
+    assert cli.main(["fit-law", "rounds.jsonl"]) == 0
+    sys.stdout.flush()
+    assert wire.getvalue().split() == [rb"\u6f22\u5b57"]

@@ -180,3 +180,13 @@ def test_bad_input_is_one_line_and_exit_code_2(copy):
     assert bad.returncode == 2 and "has no task chart" in bad.stderr.strip().splitlines()[-1]
     early = reproduce(copy, "--run", "bad", "--only", "04-plots")
     assert early.returncode == 2 and "run 01-decode first" in early.stderr.strip().splitlines()[-1]
+
+
+def test_the_law_can_be_fitted_without_loops_from_the_notebook():
+    cells = json.loads((NOTEBOOKS / "03-fit.ipynb").read_text("utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert pipeline.notebook_parameters("03-fit")["loops"][:2] == ("bool", True)
+    assert '"loops": loops' in text, "handed to fit_law"
+    with pytest.raises(ValueError, match="loops is true or false"):
+        pipeline.plan_run("pocket", {"loops": "perhaps"}, ["03-fit"])
+    assert pipeline.plan_run("pocket", {"loops": "false"}, ["03-fit"])[0][1]["loops"] is False

@@ -29,10 +29,11 @@ from glance.report.summary import number, pooled_tau
 from glance.run.fingerprint import files_sha256, processor_sha256, weights_sha256
 from glance.run.folder import Run, differences, provenance
 from glance.run.progress import Progress
+from glance.session import check_unpadded
 from glance.target import StreamPositions, Target
 from glance.tasks import Prompt, check_prompts, encode, load_tasks, task_names
 from glance.tree import build_budget_tree
-from glance.vl import VisionPositions, check_unpadded, load_target
+from glance.vl import VisionPositions, load_target
 
 ARMS = ("ar", "chain", "tree")
 

@@ -194,6 +194,7 @@ def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: S
             entropy=nan,
             truncated=commit.truncated,
             ms=clock.laps,
+            offsets=len(draft.top_ids),
             top_ids=draft.top_ids,
             top_logprobs=draft.top_logprobs,
         )

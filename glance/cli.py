@@ -13,7 +13,9 @@ from typing import Any
 from glance.exits import NotLossless, exit_code
 from glance.paths import POCKET, RUNS
 
-TARGET, HEAD, DATA = str(POCKET / "target"), str(POCKET / "head"), str(POCKET / "eval")
+TARGET = str(POCKET / "target")
+HEAD = str(POCKET / "head")
+DATA = str(POCKET / "eval")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -169,6 +169,7 @@ def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: S
     entropies = Entropies(settings)
     stats = Stats(timing=settings.timing)
     listeners = [hear for hear in (getattr(drafter, "observe", None), settings.on_round) if hear]
+    stops = stop_ids(target.model, settings.stop_token_ids)
     clock = Clock(target.device)
     drafter.begin(target, clock.lap)
     clock.open("legacy")
@@ -176,7 +177,7 @@ def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: S
     (root,) = choose(logits)
     if not drafter.chain and drafter.max_nodes > 1:
         check_mask(target.model, input_ids)
-    stream = Stream(input_ids, root, stop_ids(target.model, settings.stop_token_ids), settings)
+    stream = Stream(input_ids, root, stops, settings)
     clock.open("decode_only")
     while not stream.finish:
         clock.start_round()
@@ -207,6 +208,7 @@ def _run_rounds(drafter: Drafter, target: Target, input_ids: Tensor, settings: S
             entropy=nan,
             truncated=commit.truncated,
             ms=clock.laps,
+            offsets=len(draft.top_ids),
             top_ids=draft.top_ids,
             top_logprobs=draft.top_logprobs,
         )

@@ -102,7 +102,8 @@ def tiny_pair(seed: int = 0) -> tuple[Any, Any]:
     shape = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
     shape |= {"num_key_value_heads": 2, "max_position_embeddings": 512}
     config = Qwen3Config(**shape, num_hidden_layers=2)
-    config.num_target_layers, config.block_size = 4, 8
+    config.num_target_layers = 4
+    config.block_size = 8
     config.dflash_config = {"mask_token_id": 96, "target_layer_ids": [0, 2], "block_size": 8}
     target = Qwen3ForCausalLM(Qwen3Config(**shape, num_hidden_layers=4)).eval().requires_grad_(False)
     return target, DFlashDraftModel(config).eval().requires_grad_(False)
@@ -138,7 +139,8 @@ def check_pair_acceptance(pair: Any, plan: Any, prompts: list[Any]) -> Iterator[
 
 def low_acceptance_causes(pair: Any) -> Iterator[Finding]:
     """List what to check when a head accepts little, with what this pair says about it."""
-    head, config = pair.head, getattr(pair.head, "config", None)
+    head = pair.head
+    config = getattr(pair.head, "config", None)
     layers = list(head.target_layer_ids)
     yield Finding("warn", "layers", f"the head reads layers {layers}: the ones it was trained on, counted from 0?")
     template = getattr(pair.processor, "chat_template", None)
@@ -160,7 +162,8 @@ def add_command(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     findings = [*check_versions(), *check_exactness()]
-    target, head = arguments.target, arguments.head
+    target = arguments.target
+    head = arguments.head
     if (target is None) != (head is None):
         raise ValueError("--target and --head go together: a head is trained for one target")
     pocket = (POCKET / "target", POCKET / "head")

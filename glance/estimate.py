@@ -20,14 +20,16 @@ Z95 = 1.959963984540054
 
 
 def checked_rounds(entropy, accepted, cap, groups, truncated, least=MIN_ROUNDS):
-    h, a = np.asarray(entropy, float), np.asarray(accepted, float)
+    h = np.asarray(entropy, float)
+    a = np.asarray(accepted, float)
     keep = ~np.asarray(np.zeros(h.shape) if truncated is None else truncated, bool)
     groups = groups.tolist() if hasattr(groups, "tolist") else groups
     sizes = {"accepted": a.shape, "truncated": keep.shape, "groups": h.shape if groups is None else (len(groups),)}
     for name, size in sizes.items():
         if h.ndim != 1 or size != h.shape:
             raise ValueError(f"one value per round: entropy has shape {h.shape}, {name} {size}")
-    h, a = h[keep], a[keep]
+    h = h[keep]
+    a = a[keep]
     if len(h) < least:
         raise ValueError(f"{len(h)} rounds ({(~keep).sum()} more were truncated); the law needs at least {least}")
     if not np.isfinite(h).all() or h.min() < -1e-3:  # fp32 rounding may leave a hair below zero
@@ -81,8 +83,11 @@ def _maximise(x, wins, losses, theta):
     value = loglik(theta)
     for _ in range(60):
         p = np.exp(-np.logaddexp(0, -(theta[:, :1] + theta[:, 1:] * x)))
-        weight, residual = trials * p * (1 - p), wins - trials * p
-        i00, i01, i11 = weight.sum(1), weight @ x, weight @ (x * x)
+        weight = trials * p * (1 - p)
+        residual = wins - trials * p
+        i00 = weight.sum(1)
+        i01 = weight @ x
+        i11 = weight @ (x * x)
         det = i00 * i11 - i01 * i01
         det = np.where(det > 1e-10 * i00 * i11, det, np.nan)[:, None, None]  # below: rounding, not curvature
         cov = np.stack([i11, -i01, -i01, i00], 1).reshape(-1, 2, 2) / det
@@ -91,7 +96,8 @@ def _maximise(x, wins, losses, theta):
             break
         while (worse := (new := loglik(theta + step)) < value - 1e-12 * np.abs(value)).any():
             step[worse] /= 2
-        theta, value = theta + step, new
+        theta = theta + step
+        value = new
     return np.where(np.abs(step) < 1e-9, theta, np.nan), cov
 
 
@@ -128,7 +134,8 @@ def fit_mean(x, a, cap):
 
 
 def _level(mean, cap):  # the eta at which the expected length is `mean`, by bisection
-    low, high = -50.0, 50.0
+    low = -50.0
+    high = 50.0
     for _ in range(60):
         middle = (low + high) / 2
         if expected_length(middle, cap) < mean:
@@ -168,8 +175,11 @@ def _least_squares(x, counts, sums, theta, cap):
         mean, slope = _mean_and_slope(theta[at, :1] + theta[at, 1:] * x, cap)
         weight = counts[at] * slope**2
         residual = slope * (sums[at] - counts[at] * mean)
-        g0, g1 = residual.sum(1), residual @ x
-        i00, i01, i11 = weight.sum(1), weight @ x, weight @ (x * x)
+        g0 = residual.sum(1)
+        g1 = residual @ x
+        i00 = weight.sum(1)
+        i01 = weight @ x
+        i11 = weight @ (x * x)
         whole = _solved(i00, i01, i11, g0, g1)
         grown = 1 + damping[at]
         step = np.nan_to_num(_solved(grown * i00, i01, grown * i11, g0, g1))  # nothing left to solve: it stays
@@ -229,7 +239,8 @@ def quantile_bins(h, bins):
 
 
 def explained_shares(h, a, fitted) -> tuple[float, float, float]:
-    n, total = len(h), ((a - a.mean()) ** 2).sum()
+    n = len(h)
+    total = ((a - a.mean()) ** 2).sum()
     if total == 0:
         return 0.0, 0.0, 0.0
     which, count = quantile_bins(h, DECILES)
@@ -253,7 +264,8 @@ def correlate(u, v, groups, drawn):  # drawn (R, G) -> (R,); 0 where one side do
 
 def spearman_p(rho: float, n: int) -> float:
     """Return the two-sided p-value under the t approximation, whose density in z = artanh(rho) is sech(z)^(n-2)."""
-    start, df = math.atanh(min(abs(rho), 1 - 1e-15)), n - 2
+    start = math.atanh(min(abs(rho), 1 - 1e-15))
+    df = n - 2
     stop = math.acosh(math.exp(math.log(math.cosh(start)) + 40 / df))  # e^-40 of the density is left beyond
     nodes, weights = np.polynomial.legendre.leggauss(100)
     density = -df * np.log(np.cosh(start + (stop - start) * (nodes + 1) / 2))

@@ -122,7 +122,9 @@ class DraftabilityLaw:
         ranks = [midranks(values) - (len(h) + 1) / 2 for values in (h, a)]
         rho = correlate(*ranks, np.zeros(len(h), int), np.ones((1, 1)))[0]
         rho_ci = np.tanh(np.arctanh(0.9999999999 * rho) + Z95 / np.sqrt(len(h) - 3) * np.array([-1, 1]))
-        degenerate, n_groups, done = degenerate_reason(h, a), 0, 0
+        degenerate = degenerate_reason(h, a)
+        n_groups = 0
+        done = 0
         if groups is not None:
             n_groups = int(groups.max()) + 1
             drawn = np.random.default_rng(seed).multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_boot)
@@ -133,7 +135,8 @@ class DraftabilityLaw:
             done = len(draws)
             rho_ci = np.quantile(correlate(*ranks, groups, drawn), [0.025, 0.975])
             if done > 1:
-                se, coef_ci = draws.std(0, ddof=1), np.quantile(draws, [0.025, 0.975], axis=0)
+                se = draws.std(0, ddof=1)
+                coef_ci = np.quantile(draws, [0.025, 0.975], axis=0)
             if done < 0.9 * n_boot:
                 degenerate = degenerate or f"only {done} of {n_boot} resamples of {n_groups} groups have a finite fit"
         r2 = explained_shares(h, a, expected_length(coef[0] - coef[1] * h, cap))

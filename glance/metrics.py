@@ -139,13 +139,15 @@ def paired_bootstrap(
     (2.0, 2.0, 2.0)
     """
     statistic = statistic or (lambda a, b: a.mean() / b.mean())
-    ours, baseline = np.asarray(ours, float), np.asarray(baseline, float)
+    ours = np.asarray(ours, float)
+    baseline = np.asarray(baseline, float)
     labels = np.zeros(len(ours)) if strata is None else np.asarray(strata)
     if not len(ours) == len(baseline) == len(labels) > 1:
         raise ValueError(f"pairs of two prompts or more: got {len(ours)}, {len(baseline)}, strata {len(labels)}")
     if not (np.isfinite(ours).all() and np.isfinite(baseline).all() and 0 < level < 1 and n_boot > 0):
         raise ValueError(f"values must be finite, level={level} between 0 and 1, n_boot={n_boot} positive")
-    rng, drawn = np.random.default_rng(seed), np.empty((n_boot, len(ours)), int)
+    rng = np.random.default_rng(seed)
+    drawn = np.empty((n_boot, len(ours)), int)
     for members in (np.flatnonzero(labels == label) for label in np.unique(labels)):
         drawn[:, members] = rng.choice(members, (n_boot, len(members)))
     values = np.array([statistic(ours[i], baseline[i]) for i in drawn], float)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,8 @@ ROUND_FIELDS = {  # of one row of rounds.jsonl
     "committed": int,  # tokens: accepted and bonus, after the cut
     "tree_size": int,
     "truncated": bool,
-    "extended": bool,
+    "offsets": int,  # that the head drafted
+    "extended": bool,  # the tree reaches past them
     "draft_ms": float,
     "tree_ms": float,
     "verify_ms": float,
@@ -93,13 +93,13 @@ class Round:
     bonus: int | None  # the target's own token after the path; None when the cut took it
     committed: list[int]  # path tokens and bonus, after the cut
     choices: list[int]  # (N+1,) what the target chose after the root and after each node
-    entropy: (
-        float  # nats, of the target's distribution at the root; computed many rounds at a time, so nan to a drafter's
-    )
-    # `observe`, and the number to everyone else: `on_round` and the `Stats` that a decode returns
+    # Nats, of the target's distribution at the root. Nan while a drafter's `observe` hears the round, and known to
+    # `on_round` and in `Stats`: entropies are computed many rounds at a time.
+    entropy: float
     truncated: bool
     ms: dict[str, float]  # draft, tree, verify, commit
-    top_ids: np.ndarray  # (B-1, K) the draft's marginals
+    offsets: int  # that the head drafted: B-1, or 0 without a draft
+    top_ids: np.ndarray  # (B-1, K) the draft's marginals; (0, 0) of a round read back, for files do not keep them
     top_logprobs: np.ndarray  # (B-1, K)
 
     @property
@@ -110,7 +110,7 @@ class Round:
     @property
     def extended(self) -> bool:
         """Say whether the tree reaches past the block."""
-        return bool(len(self.tree)) and max(self.tree.columns.depths) > len(self.top_ids)
+        return bool(len(self.tree)) and max(self.tree.columns.depths) > self.offsets
 
 
 @dataclass
@@ -268,26 +268,40 @@ def read_rounds(path: str | Path) -> list[dict[str, Any]]:
     return kept
 
 
-def pack_tree(report: Any) -> dict[str, Any]:
+def pack_tree(report: Round) -> dict[str, Any]:
     """Write a round's tree and walk compactly, for `rounds.jsonl`'s optional `tree`: all that a view needs."""
     columns = {name: getattr(report.tree, name).tolist() for name in ("tokens", "parents", "ranks")}
     columns["logps"] = [round(float(x), 4) for x in report.tree.logps]
     return {name: columns[name] if name in columns else getattr(report, name) for name in TREE_FIELDS}
 
 
-def unpack_round(row: Mapping[str, Any]) -> SimpleNamespace:
-    """Turn a row that kept its tree back into a round, as views take it; the marginals alone are not kept."""
-    packed, depths = row["tree"], []
+def unpack_round(row: Mapping[str, Any]) -> Round:
+    """Turn a row that kept its tree back into the round that it was written from; the marginals alone are not kept."""
+    packed = row["tree"]
+    depths: list[int] = []
     for parent in packed["parents"]:
         depths.append(1 if parent < 0 else depths[parent] + 1)
-    tree = make_tree(packed["tokens"], packed["parents"], depths, packed["ranks"], packed["logps"])
-    facts = {name: row[name] for name in ("entropy", "accepted", "truncated", "extended")}
-    ms = {name.removesuffix("_ms"): row[name] for name in row if name.endswith("_ms")}
-    return SimpleNamespace(**{**packed, **facts, "tree": tree, "index": row["round"], "ms": ms})
+    return Round(
+        index=row["round"],
+        start=packed["start"],
+        root=packed["root"],
+        tree=make_tree(packed["tokens"], packed["parents"], depths, packed["ranks"], packed["logps"]),
+        accepted=row["accepted"],
+        path=packed["path"],
+        bonus=packed["bonus"],
+        committed=packed["committed"],
+        choices=packed["choices"],
+        entropy=row["entropy"],
+        truncated=row["truncated"],
+        ms={name.removesuffix("_ms"): row[name] for name in row if name.endswith("_ms")},
+        offsets=row["offsets"],
+        top_ids=np.empty((0, 0), np.int64),
+        top_logprobs=np.empty((0, 0), np.float32),
+    )
 
 
 def round_row(
-    report: Any, *, arm: str, task: str, prompt: int, warmup: bool, looped: bool = False, trees: bool = False
+    report: Round, *, arm: str, task: str, prompt: int, warmup: bool, looped: bool = False, trees: bool = False
 ) -> dict[str, Any]:
     """Flatten a decode's `Round` into a row."""
     row = {
@@ -302,6 +316,7 @@ def round_row(
         "committed": len(report.committed),
         "tree_size": len(report.tree),
         "truncated": report.truncated,
+        "offsets": report.offsets,
         "extended": report.extended,
         **{f"{step}_ms": round(report.ms[step], 4) for step in ("draft", "tree", "verify", "commit")},
     }
@@ -311,7 +326,8 @@ def round_row(
 def row_line(name: str, row: Mapping[str, Any]) -> str:
     """Check a row against its schema and serialise it."""
     fields = SCHEMAS[name]
-    missing, strange = set(fields) - set(row), set(row) - set(fields) - set(OPTIONAL)
+    missing = set(fields) - set(row)
+    strange = set(row) - set(fields) - set(OPTIONAL)
     if missing or strange:
         raise ValueError(f"{name}: a row has missing fields {sorted(missing)} and unknown fields {sorted(strange)}")
     return json_line(row)

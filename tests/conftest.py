@@ -46,3 +46,14 @@ def qwen3_vl():
     import toys
 
     return toys.vision_target("qwen3_vl")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A toy pair and toy tasks on disk: `target/`, `head/`, `data/`. To be read only: who writes there takes a copy."""
+    import toy_run
+
+    folder = tmp_path_factory.mktemp("toy")
+    toy_run.write_pair(folder)
+    toy_run.write_tasks(folder / "data")
+    return folder

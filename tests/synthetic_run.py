@@ -1,19 +1,23 @@
 """A made-up run folder, for tests of what reads one: written through glance.records' own writers, never kept in the repo."""
 
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
+from made import made_round
 
 from glance.files import read_json, sha256, write_json
 from glance.metrics import LOOP_SHARE, repeated_share
-from glance.records import answer_key, pack_tree, read_rows, round_row
+from glance.records import answer_key, read_rows, round_row
 from glance.report.summary import main_table
 from glance.run.folder import Run, provenance
 from glance.tasks import TASKS
-from glance.tree import build_budget_tree
+from glance.tree import build_budget_tree, make_tree
 
-BLOCK, AR_MS, DRAFT_MS = 16, 3.6, 1.1
+BLOCK = 16
+AR_MS = 3.6
+DRAFT_MS = 1.1
+STEPS = ("draft", "tree", "verify", "commit")
 BUDGETS = (0, 1, 3, 7, 15, 31, 63, 127)
 SHAPES = dict(
     zip(TASKS, ((1.05, 1.6, 0.9), (0.32, 1.7, 1.5), (0.12, 1.8, 2.1), (0.1, 1.95, 2.8), (0.07, 2.3, 3.6)), strict=True)
@@ -138,9 +142,22 @@ def _round(rng, index, room, arm, budget, reach, b0, b1, scale, cheap, faster):
     noise = rng.normal(1, 0.05)
     verify = AR_MS * cheap * _verify(budget, faster) * noise
     ms = {"draft": DRAFT_MS * cheap * (budget > 0), "tree": 0.05 + 0.006 * budget, "verify": verify, "commit": 0.15}
-    tree = [None] * budget
-    facts = {"entropy": entropy, "accepted": min(accepted, kept), "committed": [0] * kept, "tree": tree, "ms": ms}
-    return SimpleNamespace(index=index, truncated=kept < accepted + 1, extended=False, **facts)
+    return made_round(
+        bush_of(budget),
+        index=index,
+        accepted=min(accepted, kept),
+        committed=[0] * kept,
+        truncated=kept < accepted + 1,
+        entropy=entropy,
+        offsets=BLOCK - 1,
+        ms=ms,
+    )
+
+
+@cache
+def bush_of(budget):
+    """Return a tree of `budget` nodes that are the root's children: of these rounds only its size is kept."""
+    return make_tree(list(range(budget)), [-1] * budget, [1] * budget, [0] * budget, [0.0] * budget)
 
 
 def rewrite_rounds(folder, rows):
@@ -165,11 +182,5 @@ def packed_round(seed=0):
     path = [leaf]
     while tree.parents[path[0]] >= 0:
         path.insert(0, int(tree.parents[path[0]]))
-    choices = [99] * (len(tree) + 1)
-    for at, node in zip([-1, *path], path, strict=False):
-        choices[at + 1] = int(tree.tokens[node])
-    committed = [*tree.tokens[path].tolist(), 99]
-    facts = {"index": 1, "start": 90, "root": 7, "tree": tree, "path": path, "accepted": len(path), "bonus": 99}
-    facts |= {"committed": committed, "choices": choices, "entropy": 0.2, "truncated": False, "extended": False}
-    report = SimpleNamespace(**facts, ms=dict.fromkeys(("draft", "tree", "verify", "commit"), 1.0))
-    return round_row(report, arm="tree", task="docvqa", prompt=1, warmup=False) | {"tree": pack_tree(report)}
+    report = made_round(tree, index=1, start=90, root=7, path=path, bonus=99, ms=dict.fromkeys(STEPS, 1.0))
+    return round_row(report, arm="tree", task="docvqa", prompt=1, warmup=False, trees=True)

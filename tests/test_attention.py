@@ -83,8 +83,9 @@ def test_the_mask_buffer_holds_each_rounds_mask_and_rewrites_only_the_trees_colu
 def test_wider_trees_take_no_more_columns_than_are_reserved():
     masks = MaskBuffer(4, torch.float32, torch.device("cpu"), 320)
     for i, n in enumerate(range(8, 128, 8)):  # as a tree's room grows
-        masks.write(tree_of(n), 100 + i)
-    assert masks._rows.shape[0] >= 4 * 121 and masks._rows.shape[1] == 320
+        mask = masks.write(tree_of(n), 100 + i)
+    assert mask.stride(-2) == 320
+    assert mask.untyped_storage().nbytes() >= 4 * 121 * 320 * mask.element_size()
 
 
 class Elements(TorchDispatchMode):

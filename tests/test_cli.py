@@ -6,20 +6,11 @@ import sys
 
 import pytest
 import torch
-import toy_run
 
 from glance import cli, doctor
 from glance.run.experiment import Plan, load_pair
 
 COMMANDS = ("reproduce", "main-table", "audit", "fit-law", "doctor", "train-head", "bench", "pocket")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toy_run.write_pair(folder)
-    toy_run.write_tasks(folder / "data")
-    return folder
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -15,6 +15,7 @@ import glance
 from glance import session
 from glance.decode import _argmax, decode, greedy_generate
 from glance.drafters.auto import AutoDrafter
+from glance.drafters.block import BlockDrafter
 from glance.drafters.costs import RoundCosts
 from glance.session import Settings
 from glance.states import decoder_layers
@@ -177,15 +178,18 @@ def test_a_prefill_holds_the_kept_layers_states_alone():
     assert set(alive[-1]) <= {0, 2, len(layers) - 2} and 1 not in alive[-1]
 
 
-def test_states_of_rounds_without_a_draft_wait_for_the_next():
+def test_states_of_rounds_without_a_draft_wait_for_the_next(monkeypatch):
     """A head that is never worth its draft still finds every committed state when it is probed."""
     model, ids, seen = text_target(), text_prompt(11), []
     head = block_head(model)
     drafter = AutoDrafter(head, costs=RoundCosts((0, 31), (1.0, 5.0), 0.2))
-    drafter._block.draft, draft = (
-        lambda root, fused: seen.append(fused.shape[1]) or draft(root, fused),
-        drafter._block.draft,
-    )
+    draft = BlockDrafter.draft
+
+    def draft_and_tell(self, root, fused):
+        seen.append(fused.shape[1])
+        return draft(self, root, fused)
+
+    monkeypatch.setattr(BlockDrafter, "draft", draft_and_tell)
     out, stats = decode(drafter, model, ids, Settings(60))
     assert torch.equal(out, greedy_generate(model, ids, 60))
     places = [r.start for r in stats.rounds if len(r.top_ids)]

@@ -4,10 +4,12 @@ import json
 from types import SimpleNamespace
 
 import dflash
+import numpy as np
 import pytest
 import torch
 import toys
 from safetensors.torch import load_file, save_file
+from toys import refused
 
 import glance
 from glance.head import block_embedding, block_logits, check_pair, load_block_head
@@ -62,9 +64,7 @@ def edited(folder, **changes):
 def test_a_broken_folder_is_refused_at_load(tmp_path, qwen3, changes, told):
     toys.save_head(toys.block_head(qwen3), tmp_path)
     edited(tmp_path, **changes)
-    with pytest.raises(ValueError, match=told) as caught:
-        load_block_head(tmp_path, device="cpu")
-    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+    assert str(tmp_path) in refused(lambda: load_block_head(tmp_path, device="cpu"), told)
 
 
 def test_a_folder_without_config_or_weights_is_refused(tmp_path, qwen3):
@@ -106,13 +106,9 @@ def changed(head, **attributes):
 )
 def test_a_head_that_does_not_fit_is_refused_before_any_forward(qwen3, change, told):
     head = changed(toys.block_head(qwen3), **change)
-    with pytest.raises(ValueError, match=told) as caught:
-        check_pair(head, qwen3)
-    assert "\n" not in str(caught.value)
+    refused(lambda: check_pair(head, qwen3), told, model=qwen3)
     for call in (glance.generate, glance.chain_generate):
-        with toys.forwards(qwen3) as passes, pytest.raises(ValueError, match=told):
-            call(head, qwen3, toys.text_prompt(), 8)
-        assert passes == []
+        refused(lambda call=call: call(head, qwen3, toys.text_prompt(), 8), told, model=qwen3)
 
 
 def test_everything_that_does_not_fit_is_named_at_once(qwen3):
@@ -140,7 +136,7 @@ def test_output_scale_and_soft_cap_are_honoured(qwen3):
         assert torch.allclose(block_logits(head, qwen3)(hidden), right, atol=1e-5)
         _, stats = glance.generate(head, qwen3, toys.text_prompt(), 6, stop_token_ids=(), return_stats=True)
         if "final_logit_softcapping" in settings:  # the cap bounds how far probabilities can lie apart
-            assert max(float(r.top_logprobs.ptp() if hasattr(r.top_logprobs, "ptp") else 0) for r in stats.rounds) <= 4
+            assert all(np.ptp(r.top_logprobs, axis=1).max() <= 4 + 1e-4 for r in stats.rounds)
 
 
 def test_a_head_without_compute_logits_uses_the_targets_output_head(qwen3):

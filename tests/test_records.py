@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made_round
 from view_rounds import make_rounds
 
 from glance.files import read_json, sha256, write_json
@@ -18,6 +19,7 @@ from glance.records import (
     PROMPT_FIELDS,
     ROUND_FIELDS,
     TREE_FIELDS,
+    Round,
     read_prompts,
     read_rounds,
     read_rows,
@@ -25,6 +27,7 @@ from glance.records import (
     unpack_round,
 )
 from glance.run.folder import Run, differences, provenance
+from glance.tree import make_tree
 
 SEALED_BY_RUN = ("rounds_kept", "rounds_sha256")
 
@@ -340,10 +343,32 @@ def test_a_round_comes_back_from_its_row_with_all_that_views_take():
         row = json.loads(json.dumps(round_row(report, arm="tree", task="x", prompt=1, warmup=False, trees=True)))
         assert set(row) == {*ROUND_FIELDS, "tree"} and set(row["tree"]) == set(TREE_FIELDS)
         again = unpack_round(row)
+        assert isinstance(again, Round) and again.top_ids.size == again.top_logprobs.size == 0
         for name in ("tokens", "parents", "depths", "ranks"):
             assert getattr(again.tree, name).tolist() == getattr(report.tree, name).tolist()
         assert np.allclose(again.tree.logps, report.tree.logps, atol=1e-4)
-        for name in ("index", "start", "root", "accepted", "path", "bonus", "committed", "choices", "entropy", "ms"):
+        for name in (
+            "index",
+            "start",
+            "root",
+            "accepted",
+            "path",
+            "bonus",
+            "committed",
+            "choices",
+            "entropy",
+            "ms",
+            "offsets",
+            "extended",
+        ):
             assert getattr(again, name) == getattr(report, name), name
         packed = round_row(again, arm="tree", task="x", prompt=1, warmup=False, trees=True)
         assert packed == row, "and packs to the same row"
+
+
+@given(depth=st.integers(0, 6), offsets=st.integers(0, 6))
+def test_a_round_read_back_knows_whether_its_tree_reaches_past_the_draft(depth, offsets):
+    chain = make_tree(range(depth), range(-1, depth - 1), range(1, depth + 1), [0] * depth, [0.0] * depth)
+    report = made_round(chain, offsets=offsets)
+    row = round_row(report, arm="tree", task="x", prompt=1, warmup=False, trees=True)
+    assert row["extended"] == report.extended == unpack_round(row).extended == (depth > offsets)

@@ -6,11 +6,12 @@ published checkpoint. All targets share one vocabulary: 256 bytes, then the spec
 
 import json
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -470,6 +471,24 @@ def forwards(model: nn.Module):
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def refused(call: Callable[[], Any], told: str, forwards: int = 0, model: nn.Module | None = None) -> str:
+    """Assert that `call` raises one line of ValueError that says `told`, after exactly `forwards` passes of `model`.
+
+    Returns:
+        the line, for what else it should say.
+    """
+    with count_passes(model) as passes, pytest.raises(ValueError, match=told) as caught:
+        call()
+    assert len(passes) == forwards
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def count_passes(model: nn.Module | None) -> Any:
+    """Return `forwards` of a model, or an empty list where there is none to count."""
+    return forwards(model) if model is not None else nullcontext([])
 
 
 def tokenizer(**names: str) -> Any:

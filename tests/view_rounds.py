@@ -1,11 +1,12 @@
 """Rounds for the tests of views: a known text, drafts that know most of it, and the walk; no model."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from made import made_round, path_along
 
-from glance.tree import build_budget_tree, children_of
+from glance.records import Round
+from glance.tree import build_budget_tree
 
 TEXT = (
     'The| invoice| from| Mü|ller|,| dated| 12| March|:|\n|two| chairs| at| $|40|,| a| <b>|table|</b>| for| "|$|120|"|'
@@ -15,27 +16,6 @@ TOKENS = TEXT.split("|")
 VOCABULARY = sorted(
     {*TOKENS, "", " cat", " of", " with", " receipt", " amount", "'s", " supercalifragilistic", "\ufffd"}
 )
-
-
-@dataclass(frozen=True)
-class Round:
-    """The fields of `glance.decode.Round`."""
-
-    index: int
-    start: int
-    root: int
-    tree: Any
-    accepted: int
-    path: list
-    bonus: int | None
-    committed: list
-    choices: list
-    entropy: float
-    truncated: bool
-    extended: bool
-    ms: dict
-    top_ids: Any
-    top_logprobs: Any
 
 
 def words(token: int) -> str:
@@ -58,26 +38,32 @@ def marginals(ids: list[int], rng: np.random.Generator, n_offsets: int, k: int) 
 
 def make_rounds(budget: int = 63, n_offsets: int = 11, k: int = 8, seed: int = 0) -> list[Round]:
     """Decode TEXT: every round drafts, walks as far as the tree has the text, and commits the path and one more."""
-    rng, ids = np.random.default_rng(seed), [VOCABULARY.index(word) for word in TOKENS]
-    rounds, at = [], 0
+    rng = np.random.default_rng(seed)
+    ids = [VOCABULARY.index(word) for word in TOKENS]
+    rounds = []
+    at = 0
     while at + 1 < len(ids):
         ahead = ids[at + 1 :]
         top_ids, top_logprobs, entropy = marginals(ahead, rng, n_offsets, k)
         tree = build_budget_tree(top_ids, top_logprobs, budget=budget, branch_k=k)
         choices = rng.integers(len(VOCABULARY), size=len(tree) + 1).tolist()
-        children, node, path = children_of(tree), -1, []
-        while len(path) < len(ahead):
-            choices[node + 1] = ahead[len(path)]
-            if choices[node + 1] not in children.get(node, {}):
-                break
-            node = children[node][choices[node + 1]]
-            path.append(node)
-        committed = ahead[: len(path) + 1]
-        bonus = committed[-1] if len(committed) > len(path) else None
-        times = {"draft": 2.1, "tree": 0.3, "verify": 9.8, "commit": 0.2}
-        fields = (bonus, committed, choices, entropy, bonus is None, False, times)
-        rounds.append(Round(len(rounds), 100 + at, ids[at], tree, len(path), path, *fields, top_ids, top_logprobs))
-        at += len(committed)
+        path = path_along(tree, ahead)
+        for node, choice in zip([-1, *path], ahead, strict=False):
+            choices[node + 1] = choice
+        made = made_round(
+            tree,
+            index=len(rounds),
+            start=100 + at,
+            root=ids[at],
+            path=path,
+            bonus=ahead[len(path)] if len(path) < len(ahead) else None,
+            choices=choices,
+            entropy=entropy,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+        )
+        rounds.append(made)
+        at += len(made.committed)
     return rounds
 
 

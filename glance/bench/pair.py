@@ -65,10 +65,10 @@ def _task_rows(pair: Pair, plan: Plan, task: str, prompts: list, repeats: int, b
             nodes = sum(len(report.tree) for report in stats.rounds)
             totals[arm] += [ms, stats.n_tokens - 1, stats.n_rounds, nodes]
         costs.append(measure_costs(pair, prompt, plan, budgets, repeats=max(5, repeats)))
-    return [_row(task, arm, totals, costs) for arm in arms]
+    return [pair_row(task, arm, totals, costs) for arm in arms]
 
 
-def _row(task: str, arm: str, totals: dict[str, np.ndarray], costs: list[dict[str, Any]]) -> dict[str, Any]:
+def pair_row(task: str, arm: str, totals: dict[str, np.ndarray], costs: list[dict[str, Any]]) -> dict[str, Any]:
     """Sum an arm up; `ratio` is its time over the oracle's, so a speedup is 1 / ratio."""
     (ms, tokens, rounds, nodes), mean = totals[arm], mean_costs(costs)
     row = {"case": task, "variant": arm, "prefix": mean["prefix"], "nodes": float(nodes / rounds), "base": "oracle"}

@@ -115,7 +115,7 @@ class Width:
         """Learn from a finished round."""
         self._hits *= FORGET
         self._expected *= FORGET
-        if not len(report.top_ids):
+        if not report.offsets:
             self._plain_rounds_left -= 1
             return
         paths = list(map(exp, report.tree.columns.logps))

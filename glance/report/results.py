@@ -17,7 +17,7 @@ from glance import metrics
 from glance.files import read_csv, read_json
 from glance.metrics import Interval
 from glance.paths import KEPT, PAPER, located
-from glance.records import read_prompts, read_rounds, unpack_round
+from glance.records import Round, read_prompts, read_rounds, unpack_round
 from glance.tasks import TASKS
 
 N_BOOT = 2000  # resamples of every interval that a run's tables, figures and claims print
@@ -177,7 +177,7 @@ class Results:
         total["other"] = max(0.0, whole - sum(total.values()))
         return {step: value / len(rounds) for step, value in total.items()}
 
-    def answer(self, task: str, prompt: int, arm: str = "tree") -> tuple[dict[str, Any], list[Any]]:
+    def answer(self, task: str, prompt: int, arm: str = "tree") -> tuple[dict[str, Any], list[Round]]:
         """Return one answer's row and its rounds, as views take them; the warm-up can be looked at too.
 
         Raises:

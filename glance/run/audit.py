@@ -93,7 +93,8 @@ def audit(
     findings = Findings(folder, {**made_by, "generate_n": generate_n})
     known = sum((prompt.task, prompt.index) in findings.done for prompt in prompts)
     progress = Progress(f"audit {pair.dtype}", len(prompts), known)
-    rows, of_task = [], Counter()
+    rows = []
+    of_task = Counter()
     for done, prompt in enumerate(prompts, start=1):
         place = (prompt.task, prompt.index)
         by_generate = of_task[prompt.task] < generate_n
@@ -267,7 +268,8 @@ def row_invariance(pair: Pair, plan: Plan, prompt: Prompt) -> list[dict[str, Any
     """Compare one row alone with the same row packed with others, masked and not: bitwise equal, or how far off."""
     ids, positions = prepare(pair, prompt, plan)
     root = greedy_generate(pair.target, ids, 1, positions=positions)[0, -1].item()
-    table, alone = [], None
+    table = []
+    alone = None
     with torch.inference_mode(), Target(pair.target, positions, room=ids.shape[1] + 80) as target:
         target.prefill(ids)
         for rows in ROWS:

@@ -260,7 +260,8 @@ def reuse(path: str | Path, pair: Pair, plan: Plan, make: Any, **settings: Any) 
 
     `settings` are further parameters that the report depends on.
     """
-    path, now = Path(path), run_provenance(pair, plan)
+    path = Path(path)
+    now = run_provenance(pair, plan)
     now["parameters"] |= settings
     if path.is_file():
         report = read_json(path)

@@ -35,7 +35,9 @@ class KnownText:
     chain = False
 
     def __init__(self, text: list[int], prompt_tokens: int, budget: int, branch_k: int, offsets: int, vocabulary: int):
-        self._text, self._prompt_tokens, self._vocabulary = text, prompt_tokens, vocabulary
+        self._text = text
+        self._prompt_tokens = prompt_tokens
+        self._vocabulary = vocabulary
         self.max_nodes = budget
         self._branch_k = max(2, branch_k)
         self._offsets = offsets

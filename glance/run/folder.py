@@ -109,7 +109,8 @@ class Run:
         """Keep what is whole, and return its rows by arm, task and prompt."""
         paths = [self.folder / name for name in SCHEMAS]
         sealed, logged = (whole_lines(path) for path in paths)
-        prompts, rounds = parse_rows(paths[0], sealed), parse_rows(paths[1], logged)
+        prompts = parse_rows(paths[0], sealed)
+        rounds = parse_rows(paths[1], logged)
         whole = match_rounds(prompts, rounds, logged)
         rows_kept = sorted(place for place, _ in whole.values())
         rounds_kept = sorted(place for _, places in whole.values() for place in places)
@@ -157,7 +158,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     new = plain(new)
     found = []
     for group in IDENTITY:
-        before, now = old.get(group), new.get(group)
+        before = old.get(group)
+        now = new.get(group)
         if before == now:
             continue
         if isinstance(now, dict):

@@ -26,10 +26,12 @@ def oracle_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Sequence[
 @torch.inference_mode()
 def causal_block_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Sequence[int], rows: int) -> torch.Tensor:
     """Return the logits `(n, V)` before each token of `text`, fed in causal blocks; no code of the decoder."""
-    model, cache = pair.target, DynamicCache(config=pair.target.config)
+    model = pair.target
+    cache = DynamicCache(config=pair.target.config)
     inputs = positions.prefill_inputs(model, ids)
     output = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
-    logits, place = [output.logits[0, -1:].float()], ids.shape[1]
+    logits = [output.logits[0, -1:].float()]
+    place = ids.shape[1]
     axes = inputs["position_ids"].shape[:-1]
     next_position = int(inputs["position_ids"].max()) + 1
     for start in range(0, len(text) - 1, rows):
@@ -54,7 +56,8 @@ def causal_block_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Seq
 @torch.inference_mode()
 def tree_block_logits(pair: Pair, ids: torch.Tensor, positions: Any, text: Sequence[int], plan: Plan) -> torch.Tensor:
     """Return the logits `(n, V)` before each token of `text` from verify passes whose trees hold it among decoys."""
-    vocabulary, reach = pair.target.get_input_embeddings().weight.shape[0], pair.head.block_size - 1
+    vocabulary = pair.target.get_input_embeddings().weight.shape[0]
+    reach = pair.head.block_size - 1
     ranked = np.log(0.55 * 0.5 ** np.arange(plan.branch_k))
     with Target(pair.target, positions, room=ids.shape[1] + len(text) + plan.budget + 1) as target:
         rows = [target.prefill(ids)[0].float()]

@@ -63,6 +63,8 @@ def marginals(round: Any, words: Any = None, *, k: int = 8) -> View:
 
     Framed is what the tree uses, green what was accepted, dashed the bonus where the draft had it among its `k`.
     """
+    if round.offsets and not len(round.top_ids):
+        raise ValueError(f"round {round.index} was read from a file, which keeps no marginals: decode it to see them")
     scene = scene_of(round, words)
     ids = np.asarray(round.top_ids)[:, :k]
     logps = np.asarray(round.top_logprobs)[:, :k]

@@ -129,8 +129,8 @@ def test_a_bound_is_of_forwards_timed_apart_and_averaged():
     }
     costs = [{"prefix": 60, "ar_ms": 1.5, "draft_ms": 1.0, "verify": [{"nodes": 7, "ms": 2.0}]}]
     costs += [{"prefix": 80, "ar_ms": 2.5, "draft_ms": 2.0, "verify": [{"nodes": 7, "ms": 3.0}]}]
-    row = bench_pocket._row("docvqa", "tree-7", totals, costs)
+    row = bench_pocket.pair_row("docvqa", "tree-7", totals, costs)
     assert (
         row | {"prefix": 70.0, "nodes": 7.0, "ms": 0.8, "ratio": 0.4, "tau": 5.0, "bound": 5 * 2.0 / (1.5 + 2.5)} == row
     )
-    assert "bound" not in bench_pocket._row("docvqa", "auto", totals, costs)
+    assert "bound" not in bench_pocket.pair_row("docvqa", "auto", totals, costs)

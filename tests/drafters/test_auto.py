@@ -1,12 +1,11 @@
 """Automatic width: the tree size that pays is taken, evidence is learned, a useless head costs little, output is exact."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made_round
 from toys import (
     MROPE_FAMILIES,
     PLAIN_FAMILIES,
@@ -25,6 +24,7 @@ from glance.drafters import costs as costs_module
 from glance.drafters.auto import AutoDrafter
 from glance.drafters.costs import GRID, RoundCosts
 from glance.drafters.width import PATIENCE, PROBE_SHARE, SPARE, Width
+from glance.records import Round
 from glance.session import Settings
 from glance.tree import build_budget_tree
 
@@ -63,16 +63,15 @@ def marginals(top: float = 0.8, offsets: int = 6) -> np.ndarray:
     return np.log(np.tile([top, *((1 - top) * 0.5 ** np.arange(1, 8))], (offsets, 1)))
 
 
-def report_of(logps: np.ndarray, budget: int, accepted: int, bonus: int | None = 0) -> SimpleNamespace:
+def report_of(logps: np.ndarray, budget: int, accepted: int, bonus: int | None = 0) -> Round:
     """A round in which the target followed the spine for `accepted` nodes and then left the tree."""
-    tree = build_budget_tree(np.arange(logps.size).reshape(logps.shape), logps, budget=budget)
-    committed = [0] * (accepted + (bonus is not None))
-    return SimpleNamespace(
-        tree=tree, path=tree.spine()[:accepted], bonus=bonus, committed=committed, top_ids=logps, top_logprobs=logps
-    )
+    ids = np.arange(logps.size).reshape(logps.shape)
+    tree = build_budget_tree(ids, logps, budget=budget)
+    path = tree.spine()[:accepted]
+    return made_round(tree, path=path, bonus=bonus, top_ids=ids, top_logprobs=logps)
 
 
-PLAIN = SimpleNamespace(top_ids=[], committed=[0])
+PLAIN = made_round()
 
 
 def test_without_evidence_the_head_is_believed():
@@ -108,7 +107,8 @@ def test_a_cut_round_says_nothing_about_its_last_step():
     one, other = Width(COSTS), Width(COSTS)
     one.observe(report_of(marginals(), 10, accepted=2, bonus=None))
     other.observe(report_of(marginals(), 10, accepted=2, bonus=0))
-    assert one._hits == other._hits == 2 and 1 < one._expected < other._expected <= 3
+    assert one.trust == 1, "two steps, both right"
+    assert 3 / 4 <= other.trust < 1, "the third was wrong"
 
 
 def test_equal_rounds_give_equal_decisions():
@@ -258,18 +258,23 @@ def test_the_tree_is_the_head_s_own_and_of_the_best_size():
 
 
 def test_costs_are_measured_once_a_target_and_prefix(monkeypatch):
-    calls, measure = [], costs_module.measure_costs
-    monkeypatch.setattr(costs_module, "measure_costs", lambda *args: calls.append(args) or measure(*args))
+    measured = []
+    measure = costs_module.measure_costs
+
+    def measure_and_tell(*args):
+        measured.append(measure(*args))
+        return measured[-1]
+
+    monkeypatch.setattr(costs_module, "measure_costs", measure_and_tell)
     model = text_target()
     head = block_head(model)
     for length in (9, 10, 12):
         glance.generate(head, model, text_prompt(length), 5, budget="auto")
-    assert len(calls) == 1
+    assert len(measured) == 1
     glance.generate(head, model, text_prompt(40), 5, budget="auto")
     glance.generate(head, text_target(), text_prompt(9), 5, budget="auto")
-    assert len(calls) == 3
-    costs = next(iter(costs_module._MEASURED[model].values()))
-    assert costs.nodes[0] == 0 and costs.draft_ms > 0 and (np.diff(costs.verify_ms) >= 0).all()
+    assert len(measured) == 3
+    assert all(costs.nodes[0] == 0 and (np.diff(costs.verify_ms) >= 0).all() for costs in measured)
 
 
 def test_measuring_leaves_the_decode_as_it_was():

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import toy_run
 import toys
 from transformers import GenerationConfig
 
@@ -22,14 +21,6 @@ from glance.vl import VisionPositions
 
 def quiet(line):
     """Say nothing."""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toy_run.write_pair(folder)
-    toy_run.write_tasks(folder / "data")
-    return folder
 
 
 @pytest.fixture(scope="module")

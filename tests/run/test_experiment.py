@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import toy_run
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -22,14 +21,6 @@ from glance.report.results import Results
 from glance.report.summary import main_table, not_lossless, table_text
 from glance.run import experiment
 from glance.run.experiment import Plan, decode_tasks, load_pair, mean_costs, measure_costs, reuse
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toy_run.write_pair(folder)
-    toy_run.write_tasks(folder / "data")
-    return folder
 
 
 @pytest.fixture(scope="module")

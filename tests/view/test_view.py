@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from view_rounds import make_rounds, words
 
 from glance import view
+from glance.records import round_row, unpack_round
 from glance.tree import ancestor_matrix, build_budget_tree
 from glance.view import pages
 from glance.view.drawing import BONUS, GUTTER, place, scene_of, speller, visible, width_of
@@ -313,3 +314,9 @@ def test_the_static_twin_stands_where_the_view_stands():
     for file in files:
         view.tree_figure(ROUNDS[0].tree).savefig(file, format="png")
     assert files[0].getvalue() == files[1].getvalue()
+
+
+def test_marginals_of_a_round_read_from_a_file_are_refused():
+    row = round_row(SMALL[0], arm="tree", task="x", prompt=1, warmup=False, trees=True)
+    with pytest.raises(ValueError, match="round 0 was read from a file, which keeps no marginals"):
+        view.marginals(unpack_round(row))

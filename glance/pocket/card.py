@@ -15,6 +15,7 @@ from glance.pocket.canvas import FONTS
 from glance.pocket.model import POINTER_LAYER, READING_LAYERS
 from glance.pocket.render import TASKS
 from glance.pocket.words import read_list
+from glance.report import writer
 
 LIMITS = {  # what the project asks of the shipped target: task -> (score, bound, is an upper bound)
     "chartqa": [("character_error", 0.02, True)],
@@ -50,8 +51,8 @@ def list_hashes(data: Path) -> dict[str, str]:
 
 def tabulate(head: list[str], rows: list[list]) -> str:
     """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    cells = ([str(cell) for cell in row] for row in rows)
+    return writer.markdown(writer.frame(cells, head)).rstrip("\n")
 
 
 def show(value: float | None, digits: int = 4) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from glance.files import read_text
 from glance.metrics import Interval
 from glance.paths import FIGURES
+from glance.report import writer
 from glance.report.results import Missing, Results, paper_main, paper_rows
 from glance.report.style import look
 from glance.tasks import TASKS
@@ -319,12 +320,10 @@ def write_ledger(results: Results, folder: str | Path = FIGURES) -> Path:
         "The paper reports of Qwen3-VL-8B on a GPU; a verdict speaks of this run alone: its target, its head, its machine.",
         "",
     ]
-    lines += ["| claim | paper reports | this run measured (95% intervals over prompts) | verdict | decided by |"]
-    lines += ["| --- | --- | --- | --- | --- |"]
-    for e in entries:
-        cells = (f"{e.claim} ({e.where})", e.reported, e.measured, f"**{e.verdict}**", e.decided)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    heads = ("claim", "paper reports", "this run measured (95% intervals over prompts)", "verdict", "decided by")
+    rows = [(f"{e.claim} ({e.where})", e.reported, e.measured, f"**{e.verdict}**", e.decided) for e in entries]
+    table = writer.markdown(writer.frame(rows, heads))
     path = Path(folder) / "claims.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n" + table, encoding="utf-8")
     return path

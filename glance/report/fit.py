@@ -6,7 +6,7 @@ not stop the others. The law is the mean fit's; the geometric fit stands inside 
 `glance.law`'s; this file knows of rows and files alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -57,28 +57,34 @@ def fit_law(
     for number, row in enumerate(found_rows, start=1):
         if missing := [name for name in SCHEMAS["rounds.jsonl"] if name not in row]:
             raise ValueError(f"{path}:{number}: no row of a rounds.jsonl: it has no {', '.join(missing[:4])}")
-    rows = drop_warmup(found_rows)
-    mine = [row for row in rows if row["arm"] == arm and not row["extended"] and (loops or not row["looped"])]
-    if not mine:
-        arms = ", ".join(sorted({row["arm"] for row in rows})) or "none"
+    columns = ("task", "prompt", "arm", "entropy", "accepted", "truncated", "extended", "looped", "tree_size")
+    rows = pd.DataFrame(drop_warmup(found_rows), columns=columns)
+    mine = rows[(rows["arm"] == arm) & ~rows["extended"].astype(bool)]
+    if not loops:
+        mine = mine[~mine["looped"].astype(bool)]
+    if mine.empty:
+        arms = ", ".join(sorted(rows["arm"].unique())) or "none"
         raise ValueError(f"{path}: no rounds of arm {arm!r} after the warm-up; arms there: {arms}")
     if cap is None:
         block_size = drafted_block(path.parent)
-        drafted = max((row["tree_size"] for row in rows if row["arm"] == "chain"), default=0)
+        chain = rows[rows["arm"] == "chain"]
+        drafted = 0 if chain.empty else int(chain["tree_size"].max())
         cap = block_size - 1 if block_size else drafted
-    found = dict.fromkeys(row["task"] for row in mine)
-    names = [task for task in TASKS if task in found] + [task for task in found if task not in TASKS]
+    by_task = dict(list(mine.groupby("task", sort=False)))
+    names = [task for task in TASKS if task in by_task] + [task for task in by_task if task not in TASKS]
     options = {"cap": cap or None, "n_boot": n_boot, "seed": seed}
-    laws = {name: _fit([row for row in mine if row["task"] == name], **options) for name in names}
+    laws = {name: _fit(by_task[name], **options) for name in names}
     result = {"cap": cap or None, "arm": arm, "loops": loops, "laws": laws, "pooled": _fit(mine, **options)}
     if out is not None:
         write_json(out, result)
     return result
 
 
-def _fit(rows: Sequence[Mapping[str, Any]], cap: int | None, n_boot: int, seed: int) -> dict[str, Any]:
-    entropy, accepted, cut = (np.array([row[key] for row in rows]) for key in ("entropy", "accepted", "truncated"))
-    groups = [(row["task"], row["prompt"]) for row in rows]
+def _fit(rows: pd.DataFrame, cap: int | None, n_boot: int, seed: int) -> dict[str, Any]:
+    entropy = rows["entropy"].to_numpy(float)
+    accepted = rows["accepted"].to_numpy()
+    cut = rows["truncated"].to_numpy(bool)
+    groups = list(zip(rows["task"], rows["prompt"], strict=True))
     kept = [group for group, out in zip(groups, cut, strict=True) if not out]
     if not kept:
         return {**_failed(f"all {len(rows)} rounds were truncated", 0), "at_cap": None, "deciles": {}, "depths": {}}

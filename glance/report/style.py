@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import seaborn
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 
@@ -36,24 +37,26 @@ class Look(NamedTuple):
     dash: Any = "-"
 
 
+BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, YELLOW, SKY = seaborn.color_palette("colorblind").as_hex()
+
 ARMS = {
-    "ar": Look("plain greedy", "#949494", "D", ":"),
-    "chain": Look("chain", "#DE8F05", "s", (0, (4, 1.5))),
-    "tree": Look("tree", "#0173B2", "o", "-"),
-    "auto": Look("auto", "#029E73", "*", (0, (1, 2))),
+    "ar": Look("plain greedy", GREY, "D", ":"),
+    "chain": Look("chain", ORANGE, "s", (0, (4, 1.5))),
+    "tree": Look("tree", BLUE, "o", "-"),
+    "auto": Look("auto", GREEN, "*", (0, (1, 2))),
 }
 TASKS = {  # in the paper's order, from free to anchored in the image
-    "caption": Look("caption", "#CC78BC", "o", (0, (1, 1))),
-    "textvqa": Look("TextVQA", "#DE8F05", "s", (0, (3, 1, 1, 1))),
-    "infovqa": Look("InfoVQA", "#029E73", "^", (0, (4, 1.5))),
-    "docvqa": Look("DocVQA", "#0173B2", "D", (0, (7, 1.5))),
-    "chartqa": Look("ChartQA", "#D55E00", "v", "-"),
+    "caption": Look("caption", PINK, "o", (0, (1, 1))),
+    "textvqa": Look("TextVQA", ORANGE, "s", (0, (3, 1, 1, 1))),
+    "infovqa": Look("InfoVQA", GREEN, "^", (0, (4, 1.5))),
+    "docvqa": Look("DocVQA", BLUE, "D", (0, (7, 1.5))),
+    "chartqa": Look("ChartQA", RED, "v", "-"),
 }
 STEPS = {  # of a round: label, colour, hatch
-    "draft": ("draft", "#0173B2", ""),
-    "tree": ("tree", "#ECE133", "...."),
-    "verify": ("verify", "#029E73", "////"),
-    "commit": ("walk and commit", "#CC78BC", "xxxx"),
+    "draft": ("draft", BLUE, ""),
+    "tree": ("tree", YELLOW, "...."),
+    "verify": ("verify", GREEN, "////"),
+    "commit": ("walk and commit", PINK, "xxxx"),
     "other": ("other", "#CFCFCF", ""),
 }
 STYLE = {
@@ -78,7 +81,7 @@ POOLED = Look("all tasks", "#000000", "o")
 NO_NUMBER = "-"  # of a task whose answers began no round
 
 
-OWN_COLORS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#FBAFE4", "#949494", "#56B4E9")
+OWN_COLORS = (BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, SKY)
 OWN_MARKERS = ("P", "X", "p", "h", "<", ">", "8", "d", "H", "*")
 OWN_DASHES = ((0, (2, 1)), (0, (5, 1, 1, 1)), "-", (0, (1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (3, 3)))
 PLACES = 24  # of a name that is drawn

@@ -9,6 +9,7 @@ import numpy as np
 from glance.files import plain, read_json, write_json
 from glance.metrics import acceptance_length, break_even_tau, drop_warmup, speedup
 from glance.records import read_prompts, read_rounds
+from glance.report import writer
 from glance.report.results import Results
 
 
@@ -108,37 +109,30 @@ def _intervals(results: Results, arm: str, tasks: Sequence[str]) -> dict[str, fl
 
 def table_text(table: Mapping[str, Any]) -> str:
     """Print a main table as aligned text; a slowdown says so."""
-    lines = [
-        f"{'task':9s} {'arm':8s} {'n':>4s} {'tau':>6s} {'ms/token':>9s} {'speedup':>8s}  {'95% interval':15s} identical"
-    ]
+    heads = ("task", "arm", "n", "tau", "ms/token", "speedup", "95% interval", "identical", "")
+    rows = []
     for row in [*table["rows"], *({"task": "all", **pooled} for pooled in table["pooled"])]:
-        mark = "  SLOWDOWN" if row["speedup"] < 1 else ""
+        speed = row["speedup"]
+        marks = ["SLOWDOWN"] if speed is not None and speed < 1 else []
         if row.get("looped"):
-            mark += f"  {row['looped']} of {row['n']} LOOP"
-        lines.append(
-            f"{row['task']:9s} {row['arm']:8s} {row['n']:4d} {number(row['tau'], 6)} {row['ms_per_token']:9.2f} "
-            f"{number(row['speedup'], 8, 'x')}  [{number(row['speedup_low'])}, {number(row['speedup_high'])}]    "
-            f"{row['identical']}/{row['n']}{mark}"
-        )
-    return "\n".join(lines)
+            marks.append(f"{row['looped']} of {row['n']} LOOP")
+        numbers = (str(row["n"]), number(row["tau"]), number(row["ms_per_token"]), number(speed, suffix="x"))
+        interval = f"[{number(row['speedup_low'])}, {number(row['speedup_high'])}]"
+        rows.append((row["task"], row["arm"], *numbers, interval, f"{row['identical']}/{row['n']}", "  ".join(marks)))
+    return writer.aligned(writer.frame(rows, heads), right=heads[2:6])
 
 
 def short_table(table: Mapping[str, Any]) -> str:
     """Return a main table as the README shows it: a row per task in markdown, chain and tree side by side."""
-    lines = [
-        "| task | entropy (nats) | tau chain | tau tree | speedup chain | speedup tree | identical to greedy |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    cells = {(row["task"], row["arm"]): row for row in table["rows"]}
-    cells |= {("all", row["arm"]): {"entropy": None, **row} for row in table["pooled"]}
-    for task in dict.fromkeys(task for task, _ in cells):
-        chain, tree = cells[task, "chain"], cells[task, "tree"]
-        entropy = "" if task == "all" else number(chain["entropy"])
-        speeds = (
-            f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]" for row in (chain, tree)
-        )
-        same = f"{chain['identical'] + tree['identical']} of {chain['n'] + tree['n']}"
-        lines.append(
-            f"| {task} | {entropy} | {number(chain['tau'])} | {number(tree['tau'])} | {' | '.join(speeds)} | {same} |"
-        )
-    return "\n".join(lines)
+    heads = ("task", "entropy (nats)", "tau chain", "tau tree", "speedup chain", "speedup tree", "identical to greedy")
+    by_arm = {(row["task"], row["arm"]): row for row in table["rows"]}
+    by_arm |= {("all", row["arm"]): {"entropy": None, **row} for row in table["pooled"]}
+    rows = []
+    for task in dict.fromkeys(task for task, _ in by_arm):
+        arms = (by_arm[task, "chain"], by_arm[task, "tree"])
+        entropy = "" if task == "all" else number(arms[0]["entropy"])
+        taus = (number(row["tau"]) for row in arms)
+        speeds = (f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]" for row in arms)
+        same = f"{sum(row['identical'] for row in arms)} of {sum(row['n'] for row in arms)}"
+        rows.append((task, entropy, *taus, *speeds, same))
+    return writer.markdown(writer.frame(rows, heads), right=heads[1:]).rstrip("\n")

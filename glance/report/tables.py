@@ -4,8 +4,6 @@ Columns are of two groups that never mix: what this run measured, and, under nam
 reports of its own 8B target with edition v1 or v2 (`data/paper/`). A cell that was not measured or not reported is "-".
 """
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -16,6 +14,7 @@ import pandas as pd
 
 from glance.files import read_csv, read_json, sha256
 from glance.paths import BENCH, FIGURES, named
+from glance.report import writer
 from glance.report.results import Missing, Results, paper_main, paper_rows
 from glance.report.style import look
 
@@ -37,33 +36,32 @@ class Table:
         rows = [row for row in self.rows if all(row.get(key) == value for key, value in where.items())]
         return replace(self, columns={key: self.columns[key] for key in keys}, rows=rows)
 
+    @property
+    def values(self) -> pd.DataFrame:
+        """Its values by key, an interval's ends in columns of their own."""
+        keys = [k + end for k in self.columns for end in ("", *ENDS) if not end or any(k + end in r for r in self.rows)]
+        return writer.frame(({key: row.get(key) for key in keys} for row in self.rows), keys)
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """Its cells as they are printed, by heading."""
+        rows = ([_shown(row, key) for key in self.columns] for row in self.rows)
+        return writer.frame(rows, list(self.columns.values()))
+
     def markdown(self) -> str:
         """Return it as markdown, the paper's columns in italics."""
         heads = [f"*{head}*" if key.startswith("paper") else head for key, head in self.columns.items()]
-        lines = [heads, ["---"] * len(heads), *([c.replace("|", "\\|") for c in row] for row in self._cells())]
-        return f"**{self.title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.note}\n"
+        return f"**{self.title}**\n\n{writer.markdown(self.cells.set_axis(heads, axis=1))}\n{self.note}\n"
 
     def csv(self) -> str:
-        """Return it as CSV headed by the keys, numbers in full, an interval's ends in columns of their own."""
-        keys = [k + end for k in self.columns for end in ("", *ENDS) if not end or any(k + end in r for r in self.rows)]
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerows([keys, *([row.get(key) for key in keys] for row in self.rows)])
-        return buffer.getvalue()
+        """Return it as CSV headed by the keys."""
+        return writer.csv(self.values)
 
     def latex(self) -> str:
         """Return it as a LaTeX table for the booktabs package, the two groups of columns under a rule each."""
-        n, m = len(self.columns), sum(key.startswith("paper") for key in self.columns)
-        spans = f"\\multicolumn{{{n - m}}}{{c}}{{this run}}" + (f" & \\multicolumn{{{m}}}{{c}}{{paper}}" if m else "")
-        rules = f"\\cmidrule(lr){{1-{n - m}}}" + (f" \\cmidrule(lr){{{n - m + 1}-{n}}}" if m else "")
-        head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in [self.columns.values(), *self._cells()]]
-        lines = [r"\begin{table}", r"\centering\small", f"\\caption{{{_latex(self.title)} {_latex(self.note)}}}"]
-        lines += [f"\\label{{tab:{self.name}}}", f"\\begin{{tabular}}{{{'l' * n}}}", r"\toprule"]
-        lines += [spans + r" \\", rules, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-        return "\n".join(lines) + "\n"
-
-    def _cells(self) -> list[list[str]]:
-        return [[_shown(row, key) for key in self.columns] for row in self.rows]
+        n_paper = sum(key.startswith("paper") for key in self.columns)
+        caption = f"{self.title} {self.note}"
+        return writer.latex(self.cells, caption=caption, label=f"tab:{self.name}", n_paper=n_paper)
 
     _repr_markdown_ = markdown
 
@@ -269,22 +267,6 @@ def _shown(row: Mapping[str, Any], key: str) -> str:
     if row.get(f"{key}_low") is not None:
         text += f" [{row[f'{key}_low']:.2f}, {row[f'{key}_high']:.2f}]"
     return f"{text} SLOWDOWN" if key == "speedup" and value < 1 else text
-
-
-LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-}
-
-
-def _latex(text: str) -> str:
-    """Return a text as LaTeX prints it literally, on one line."""
-    return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split()))
 
 
 def written(paths: str | Path | Iterable[str | Path]) -> Any:

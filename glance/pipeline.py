@@ -214,12 +214,20 @@ def summary(run: str) -> str:
     """Sum up a finished run in a few lines: tau and speedup per task, the audit's verdict, the law's slopes."""
     from glance.report import claims
     from glance.report.results import Results
-    from glance.report.summary import table_text
+    from glance.report.summary import number
 
     folder = RUNS / run
     table, audit, law = (_read(folder / f"{name}.json") for name in ("main_table", "audit", "law"))
     lines = ["", f"run {run}: {table['device']} {table['dtype']}, budget {table['budget']}"]
-    lines.append(table_text(table))
+    for row in table["rows"]:
+        if row["arm"] != "ar":
+            word = "SLOWDOWN" if (row["speedup"] or 1) < 1 else "speedup"
+            lines.append(
+                f"  {row['task']:8s} {row['arm']:6s} tau {number(row['tau'], 5)}  {word} {number(row['speedup'])} "
+                f"[{number(row['speedup_low'])}, {number(row['speedup_high'])}]  identical {row['identical']}/{row['n']}"
+            )
+    for row in table["pooled"]:
+        lines.append(f"  {'all':8s} {row['arm']:6s} tau {number(row['tau'], 5)}  speedup {number(row['speedup'])}")
     lines.append(f"audit: {audit['verdict']} ({audit['dtype']}, {audit['n_prompts']} prompts)")
     fits = [*law["laws"].items(), ("all tasks", law["pooled"])]
     slopes = (f"{task} {'no fit' if fit['b1'] is None else format(fit['b1'], '.2f')}" for task, fit in fits)

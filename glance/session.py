@@ -247,7 +247,7 @@ def settings_of(max_new_tokens: int, given: dict[str, Any]) -> Settings:
     """Return the settings of a call's keywords; refuse a padded prompt, and what is no setting.
 
     Raises:
-        ValueError: one line.
+        ValueError: padding. TypeError: a keyword that is no setting, as Python's own; one line each.
     """
     given = dict(given)
     check_unpadded(given)
@@ -255,7 +255,7 @@ def settings_of(max_new_tokens: int, given: dict[str, Any]) -> Settings:
     names = [item.name for item in fields(Settings)]
     strange = [name for name in given if name not in names]
     if strange:
-        raise ValueError(
+        raise TypeError(
             f"{strange[0]} is not a setting of a decode; there are: {', '.join(names)}. What a processor returns beside "
             "input_ids and attention_mask enters through positions=VisionPositions.from_inputs(inputs)"
         )

@@ -147,4 +147,4 @@ def test_answers_that_never_start_a_round_are_a_dash(made, tmp_path, capsys, mon
     monkeypatch.setattr(claims, "ledger", lambda results: [])
     monkeypatch.setattr(claims, "count", lambda rows: "")
     said = pipeline.summary("run")
-    assert " - " in said and "nan" not in said
+    assert "tau     -" in said and "nan" not in said

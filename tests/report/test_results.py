@@ -130,4 +130,4 @@ def test_a_task_whose_answers_start_no_round_is_shown_and_stops_nothing(folder, 
     assert "yesno" in tables.main_table(results).markdown()
     assert "claims" in claims.count(claims.ledger(results))
     monkeypatch.setattr(pipeline, "RUNS", tmp_path)
-    assert table_text(table) in pipeline.summary("run")
+    assert "tau     -" in pipeline.summary("run")

@@ -301,9 +301,9 @@ def law_sentence(results: Results) -> str:
 def verdict_lines(ledger_file: str | Path = FIGURES / "claims.md") -> str:
     """Return the claims that a written ledger decided as the README lists them, a line of markdown each, and the count."""
     text = read_text(ledger_file)
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    rows = [line.split(" | ") for line in text.split("\n") if line.startswith("| ")][2:]
     decided = [f"- {row[0][2:]}: {row[3]}" for row in rows if row[3] != f"**{UNMEASURED}**"]
-    (counted,) = (line for line in text.splitlines() if "Claims: " in line)
+    (counted,) = (line for line in text.split("\n") if "Claims: " in line)
     return "\n".join([*decided, "", counted[counted.index("Claims: ") :]])
 
 

@@ -78,8 +78,10 @@ class Plan:
             raise ValueError(f"the arm auto goes with extend_budget=0, got {self.extend_budget}")
         known = task_names(self.data)
         unknown = [task for task in self.tasks if task not in known]
-        if unknown or not known:
-            raise ValueError(f"{self.data} has no task {', '.join(unknown) or 'files'}; it has: {', '.join(known)}")
+        if not known:
+            raise ValueError(f"{self.data} has no task files (<task>.jsonl): name a folder that has, with --data")
+        if unknown:
+            raise ValueError(f"{self.data} has no task {', '.join(unknown)}; it has: {', '.join(known)}")
 
     @property
     def task_list(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from glance import metrics
 from glance.files import read_csv, read_json
@@ -58,6 +59,11 @@ class Results:
         if not kept:
             raise Missing(f"{path} has {len(rows)} rows and none after the warm-up: decode more prompts")
         return kept
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows of prompts.jsonl as a data frame."""
+        return pd.DataFrame(self.prompts)
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -107,13 +113,13 @@ class Results:
     @cached_property
     def tasks(self) -> list[str]:
         """The tasks that were decoded, the paper's five first and in its order."""
-        found = dict.fromkeys(row["task"] for row in self.prompts)
+        found = self.frame["task"].unique().tolist()
         return [task for task in TASKS if task in found] + [task for task in found if task not in TASKS]
 
     @cached_property
     def arms(self) -> list[str]:
         """The arms that were decoded, in their order in the file."""
-        return list(dict.fromkeys(row["arm"] for row in self.prompts))
+        return self.frame["arm"].unique().tolist()
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -125,8 +131,9 @@ class Results:
         for kind, wanted, there in (("arm", arms, self.arms), ("task", tasks, self.tasks)):
             if lacking := [name for name in wanted if name not in there]:
                 raise Missing(f"{self.folder} has no {kind} {', '.join(lacking)}; it has {', '.join(there)}")
+        counts = self.frame.groupby(["arm", "task"]).size()
         for task in tasks or self.tasks:
-            if (n := sum((row["arm"], row["task"]) == (arms[0], task) for row in self.prompts)) < least:
+            if (n := int(counts.get((arms[0], task), 0))) < least:
                 raise Missing(f"{self.folder} has {n} prompts of {task}: an interval needs {least}")
 
     def tau(self, arm: str, tasks: Sequence[str] | None = None) -> Interval:
@@ -226,10 +233,11 @@ class Results:
     def _table(self, arm: str, tasks: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
         """Return per prompt: ms, tokens, tokens after the first, rounds; and its task."""
         self.require(arm, tasks=tasks or ())
-        rows = [row for row in self.prompts if row["arm"] == arm and row["task"] in (tasks or self.tasks)]
-        rows.sort(key=lambda row: (row["task"], row["prompt"]))
-        cells = [(r["ms_per_token"] * r["n_tokens"], r["n_tokens"], r["n_tokens"] - 1, r["rounds"]) for r in rows]
-        return np.array(cells, float), np.array([row["task"] for row in rows])
+        frame = self.frame[(self.frame["arm"] == arm) & self.frame["task"].isin(tasks or self.tasks)]
+        frame = frame.sort_values(["task", "prompt"])
+        cells = {"ms": frame["ms_per_token"] * frame["n_tokens"], "tokens": frame["n_tokens"]}
+        cells |= {"after": frame["n_tokens"] - 1, "rounds": frame["rounds"]}
+        return pd.DataFrame(cells).to_numpy(float), frame["task"].to_numpy(str)
 
     def _json(self, name: str) -> Any:
         return read_json(self._path(name))

@@ -20,6 +20,11 @@ Z95 = 1.959963984540054
 
 
 def checked_rounds(entropy, accepted, cap, groups, truncated, least=MIN_ROUNDS):
+    """Return entropies, accepted lengths and group codes of the rounds that were not cut, and how many were.
+
+    Raises:
+        ValueError: shapes that differ, too few rounds, values that cannot be, constant entropy, or one group alone.
+    """
     h = np.asarray(entropy, float)
     a = np.asarray(accepted, float)
     keep = ~np.asarray(np.zeros(h.shape) if truncated is None else truncated, bool)
@@ -49,13 +54,15 @@ def checked_rounds(entropy, accepted, cap, groups, truncated, least=MIN_ROUNDS):
     return h, a, groups, int((~keep).sum())
 
 
-def _overlap(x, wins, losses):  # (C,), (R, C), (R, C) -> (R,): a finite maximum exists iff neither side lies beyond
+def _overlap(x, wins, losses):
+    """Say per resample (R,) whether a finite maximum exists: entropies of accepted and rejected tokens overlap."""
     low = [np.where(count > 0, x, np.inf).min(1) for count in (wins, losses)]
     high = [np.where(count > 0, x, -np.inf).max(1) for count in (wins, losses)]
     return (high[0] > low[1]) & (high[1] > low[0])
 
 
 def degenerate_reason(h, a) -> str:
+    """Say why a fit that exists rests on too little; "" where it does not."""
     if len(h) < SOUND_ROUNDS:
         return f"{len(h)} rounds, fewer than {SOUND_ROUNDS}"
     for name, values in (("entropy", h), ("accepted", a)):
@@ -65,6 +72,7 @@ def degenerate_reason(h, a) -> str:
 
 
 def expected_length(eta, cap):
+    """Return the law's mean accepted length at logit p = eta; the finite form where there is a cap."""
     eta = np.clip(eta, -500, 500)  # p / (1 - p) = exp(eta), 1 - p^L through expm1: p -> 1 gives L, not 0 / 0
     return np.exp(eta) if cap is None else -np.exp(eta) * np.expm1(-cap * np.logaddexp(0, -eta))
 
@@ -102,6 +110,7 @@ def _maximise(x, wins, losses, theta):
 
 
 def unfit(why, h) -> ValueError:
+    """Return the error for data without a finite fit."""
     return ValueError(f"no finite fit: {why} in {len(h)} rounds; give more rounds, or a better or longer draft")
 
 
@@ -214,7 +223,8 @@ def _cells(x, weight, groups):  # cell of each round, the cells' centres by weig
     return centres, summed
 
 
-def refit_mean(x, a, cap, groups, drawn, theta):  # drawn (R, G): how often a resample holds a group; -> (<= R, 2)
+def refit_mean(x, a, cap, groups, drawn, theta):
+    """Return the mean fit of each resample that has one (<= R, 2); drawn (R, G) says how often it holds a group."""
     centres, summed = _cells(x, np.ones_like(x), groups)
     counts = drawn @ summed(np.ones_like(x), drawn.shape[1])
     sums = drawn @ summed(a, drawn.shape[1])
@@ -222,7 +232,8 @@ def refit_mean(x, a, cap, groups, drawn, theta):  # drawn (R, G): how often a re
     return thetas[sound]
 
 
-def refit_geometric(x, wins, losses, groups, drawn, theta):  # as _refit_mean
+def refit_geometric(x, wins, losses, groups, drawn, theta):
+    """Return the geometric fit of each resample that has one, as `refit_mean`."""
     centres, summed = _cells(x, wins + losses, groups)
     wins = drawn @ summed(wins, drawn.shape[1])  # (R, C)
     losses = drawn @ summed(losses, drawn.shape[1])
@@ -234,11 +245,13 @@ def refit_geometric(x, wins, losses, groups, drawn, theta):  # as _refit_mean
 
 
 def quantile_bins(h, bins):
+    """Return each round's bin by quantiles of entropy, and the bins' counts; equal entropies share one."""
     edges = np.unique(np.quantile(h, np.arange(1, bins) / bins))
     return np.unique(np.searchsorted(edges, h), return_inverse=True, return_counts=True)[1:]
 
 
 def explained_shares(h, a, fitted) -> tuple[float, float, float]:
+    """Return r2 of single rounds, of decile means, and the ceiling that any function of entropy could reach."""
     n = len(h)
     total = ((a - a.mean()) ** 2).sum()
     if total == 0:
@@ -252,11 +265,13 @@ def explained_shares(h, a, fitted) -> tuple[float, float, float]:
 
 
 def midranks(values):
+    """Return ranks from 1, ties sharing their mean."""
     _, which, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[which]
 
 
-def correlate(u, v, groups, drawn):  # drawn (R, G) -> (R,); 0 where one side does not vary
+def correlate(u, v, groups, drawn):
+    """Return the correlation in each resample (R,), drawn (R, G); 0 where one side does not vary."""
     n, u, v, uu, vv, uv = (drawn @ np.bincount(groups, m) for m in (np.ones_like(u), u, v, u * u, v * v, u * v))
     spread = np.maximum(n * uu - u * u, 0) * np.maximum(n * vv - v * v, 0)
     return np.clip((n * uv - u * v) / np.sqrt(np.where(spread > 0, spread, np.inf)), -1, 1)

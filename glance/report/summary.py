@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from glance.files import plain, read_json, write_json
 from glance.metrics import acceptance_length, break_even_tau, drop_warmup, speedup
@@ -44,24 +45,25 @@ def main_table(folder: str | Path) -> dict[str, Any]:
     rounds = drop_warmup(read_rounds(folder / "rounds.jsonl"))
     if not prompts:
         raise ValueError(f"{folder} has no decoded prompts: run 01-decode or `glance main-table` first")
-    arms = list(dict.fromkeys(row["arm"] for row in prompts))
-    tasks = list(dict.fromkeys(row["task"] for row in prompts))
-    steady = [arm for arm in arms if arm != "auto"][-1]  # whose rounds the entropies are taken at
+    results = Results(folder)
+    by_arm = dict(list(results.frame.groupby("arm", sort=False)))
+    cells = dict(list(results.frame.groupby(["task", "arm"], sort=False)))
+    logged = pd.DataFrame(rounds, columns=["task", "arm", "committed", "truncated", "entropy"])
+    tasks = results.frame["task"].unique().tolist()
+    steady = [arm for arm in by_arm if arm != "auto"][-1]  # whose rounds the entropies are taken at
+    entropies = logged[logged["arm"] == steady].groupby("task")["entropy"].mean()
     block_size = drafted_block(folder)
     reach = block_size - 1 if block_size else None
-    results = Results(folder)
     rows = []
     for task in tasks:
-        entropies = [row["entropy"] for row in rounds if row["task"] == task and row["arm"] == steady]
-        for arm in arms:
-            mine = [row for row in prompts if (row["task"], row["arm"]) == (task, arm)]
-            row = {"task": task, "arm": arm, **_summary(mine, rounds, reach), **_intervals(results, arm, [task])}
+        for arm in by_arm:
+            mine = cells[task, arm]
+            row = {"task": task, "arm": arm, **_summary(mine, logged, reach), **_intervals(results, arm, [task])}
             row["break_even_tau"] = break_even_tau(row["tau"], row["speedup"])
-            rows.append(row | {"entropy": float(np.mean(entropies)) if entropies else None})
-    pooled = []
-    for arm in arms:
-        mine = [row for row in prompts if row["arm"] == arm]
-        pooled.append({"arm": arm, **_summary(mine, rounds, reach), **_intervals(results, arm, tasks)})
+            rows.append(row | {"entropy": entropies.get(task)})
+    pooled = [
+        {"arm": arm, **_summary(mine, logged, reach), **_intervals(results, arm, tasks)} for arm, mine in by_arm.items()
+    ]
     facts = {name: prompts[0][name] for name in ("device", "dtype")} | {"timing": "decode_only"}
     budget = max(row["budget"] for row in prompts)
     table = plain({**facts, "budget": budget, "block_size": block_size, "rows": rows, "pooled": pooled})
@@ -75,26 +77,26 @@ def drafted_block(folder: str | Path) -> int | None:
     return read_json(path).get("drafter", {}).get("block_size") if path.is_file() else None
 
 
-def _summary(
-    mine: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]], reach: int | None
-) -> dict[str, Any]:
+def _summary(mine: pd.DataFrame, logged: pd.DataFrame, reach: int | None) -> dict[str, Any]:
     """Sum up one arm's prompts, and its rounds without the cut ones."""
-    arm, tasks = mine[0]["arm"], {row["task"] for row in mine}
-    whole = [row["committed"] for row in rounds if row["arm"] == arm and row["task"] in tasks and not row["truncated"]]
-    tokens, tau = sum(row["n_tokens"] for row in mine), pooled_tau(mine)
+    uncut = logged[
+        (logged["arm"] == mine["arm"].iloc[0]) & logged["task"].isin(mine["task"]) & ~logged["truncated"].astype(bool)
+    ]
+    tokens = mine["n_tokens"].sum()
+    tau = pooled_tau(mine.to_dict("records"))
     return {
         "n": len(mine),
         "n_tokens": tokens,
-        "rounds": sum(row["rounds"] for row in mine),
+        "rounds": mine["rounds"].sum(),
         "tau": tau,
-        "tau_uncut": float(np.mean(whole)) if whole else tau,
+        "tau_uncut": tau if uncut.empty else uncut["committed"].mean(),
         "accepted_length": tau - 1,
         "acceptance_rate": (tau - 1) / reach if reach else None,
-        "ms_per_token": sum(row["ms_per_token"] * row["n_tokens"] for row in mine) / tokens,
-        "tree_size": float(np.mean([row["tree_size"] for row in mine])),
-        "repeats": float(np.mean([row["repeats"] for row in mine])),
-        "looped": sum(row["looped"] for row in mine),
-        "identical": sum(row["matches_ar"] for row in mine),
+        "ms_per_token": (mine["ms_per_token"] * mine["n_tokens"]).sum() / tokens,
+        "tree_size": mine["tree_size"].mean(),
+        "repeats": mine["repeats"].mean(),
+        "looped": mine["looped"].sum(),
+        "identical": mine["matches_ar"].sum(),
     }
 
 

@@ -178,9 +178,13 @@ class Results:
         The first round's draft is left out throughout: the decode's clock opens after it.
         """
         self.require(arm)
-        rounds = [row for row in self.rounds if row["arm"] == arm]
-        total = {s: sum(r[f"{s}_ms"] for r in rounds if s != "draft" or r["round"]) for s in STEPS}
-        whole = sum(row["ms_per_token"] * row["n_tokens"] for row in self.prompts if row["arm"] == arm)
+        steps = [f"{step}_ms" for step in STEPS]
+        rounds = pd.DataFrame(self.rounds, columns=["arm", "round", *steps])
+        rounds = rounds[rounds["arm"] == arm].copy()
+        rounds.loc[rounds["round"] == 0, "draft_ms"] = 0.0
+        total = {step: float(rounds[f"{step}_ms"].sum()) for step in STEPS}
+        mine = self.frame[self.frame["arm"] == arm]
+        whole = float((mine["ms_per_token"] * mine["n_tokens"]).sum())
         total["other"] = max(0.0, whole - sum(total.values()))
         return {step: value / len(rounds) for step, value in total.items()}
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import toy_run
 
 from glance import cli, doctor
 from glance.run.experiment import Plan, load_pair
@@ -42,12 +43,7 @@ def test_python_m_glance_is_the_same_command():
 def test_bad_input_is_one_line_and_code_2(made, tmp_path, capsys):
     command = [
         "main-table",
-        "--target",
-        str(made / "target"),
-        "--head",
-        str(made / "head"),
-        "--data",
-        str(made / "data"),
+        *toy_run.flags(made),
     ]
     assert cli.main([*command, "--n", "50", "--run-folder", str(tmp_path / "a")]) == 2
     error = capsys.readouterr().err.strip()
@@ -60,12 +56,7 @@ def test_bad_input_is_one_line_and_code_2(made, tmp_path, capsys):
 def test_main_table_then_fit_law(made, tmp_path, capsys):
     command = [
         "main-table",
-        "--target",
-        str(made / "target"),
-        "--head",
-        str(made / "head"),
-        "--data",
-        str(made / "data"),
+        *toy_run.flags(made),
     ]
     command += ["--n", "3", "--max-new", "16", "--chain", "--tasks", "docvqa", "--run-folder", str(tmp_path / "run")]
     assert cli.main([*command, "--out", str(tmp_path / "table.json")]) == 0
@@ -127,12 +118,7 @@ def test_answers_that_never_start_a_round_are_a_dash(made, tmp_path, capsys, mon
 
     command = [
         "main-table",
-        "--target",
-        str(made / "target"),
-        "--head",
-        str(made / "head"),
-        "--data",
-        str(made / "data"),
+        *toy_run.flags(made),
     ]
     command += ["--n", "2", "--max-new", "1", "--chain", "--run-folder", str(tmp_path / "run")]
     assert cli.main(command) == 0

@@ -9,20 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import toy_run
 from papermill.exceptions import PapermillExecutionError
 
 from glance import cli, exits, pipeline
 from glance.head import check_checkpoint
 from glance.paths import ROOT
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    toy_run.write_pair(folder)
-    toy_run.write_tasks(folder / "data")
-    return folder
 
 
 @pytest.fixture(autouse=True)

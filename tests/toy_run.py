@@ -27,3 +27,8 @@ def write_tasks(folder: Path, tasks: tuple = ("caption", "docvqa"), n: int = 5) 
             rows.append({"image": f"{task}/{i}.png", "prompt": f"What is {i}?", "answer": str(i)})
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def flags(folder: Path) -> list[str]:
+    """Return the flags that name a toy pair and its tasks to a command."""
+    return [part for name in ("target", "head", "data") for part in (f"--{name}", str(folder / name))]

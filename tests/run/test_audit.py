@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import toy_run
 import toys
 from transformers import GenerationConfig
 
@@ -168,7 +169,10 @@ def test_ulp_counts_representable_steps():
 
 
 def test_the_command_writes_its_report_and_fails_on_a_fault(made, tmp_path, monkeypatch):
-    command = ["audit", "--target", str(made / "target"), "--head", str(made / "head"), "--data", str(made / "data")]
+    command = [
+        "audit",
+        *toy_run.flags(made),
+    ]
     command += ["--n", "4", "--max-new", "32", "--tasks", "docvqa"]
     assert cli.main([*command, "--out", str(tmp_path / "good.json")]) == 0
     with FAULTS["delta forced to 0"][0](None):
@@ -326,7 +330,10 @@ def test_low_precision_follows_the_machine(monkeypatch, fast, chosen):
 
 
 def test_the_command_on_short_answers_is_not_a_fault(made, tmp_path, capsys):
-    command = ["audit", "--target", str(made / "target"), "--head", str(made / "head"), "--data", str(made / "data")]
+    command = [
+        "audit",
+        *toy_run.flags(made),
+    ]
     assert cli.main([*command, "--n", "1", "--max-new", "2", "--out", str(tmp_path / "report.json")]) == 0
     said = capsys.readouterr().out
     assert "verdict: not exercised" in said and "a larger --max-new" in said and "transformers' own generate" in said

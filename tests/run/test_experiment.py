@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import toy_run
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -237,12 +238,7 @@ def test_a_difference_from_ar_is_recorded_and_fails_the_command(made, tmp_path, 
     code = cli.main(
         [
             "main-table",
-            "--target",
-            str(made / "target"),
-            "--head",
-            str(made / "head"),
-            "--data",
-            str(made / "data"),
+            *toy_run.flags(made),
             "--n",
             "1",
             "--max-new",

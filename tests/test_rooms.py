@@ -1,6 +1,7 @@
 """The layout: which module may import which, read off the source, and what imports without torch."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -119,3 +120,25 @@ def test_what_needs_no_torch_imports_without_it(row):
     lines = [line.strip() if not line.startswith(" " * 12) else line[8:] for line in code.splitlines()]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def mentions() -> list[tuple[str, str]]:
+    """List what the sources, the notebooks and the README say of modules: file, and `glance.name` or a path."""
+    files = [*FILES.values(), *(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
+    found = set()
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        found |= {(path.name, name) for name in re.findall(r"`(glance(?:\.\w+)+)|\b(glance/[\w/]+\.py)\b", text)}
+    return sorted((path, dotted or file) for path, (dotted, file) in found)
+
+
+@pytest.mark.parametrize(("source", "name"), mentions())
+def test_what_is_said_of_modules_is_there(source, name):
+    if name.endswith(".py"):
+        assert (ROOT / name).is_file()
+        return
+    parts = name.split(".")
+    known = max(i for i in range(1, len(parts) + 1) if i == 1 or ".".join(parts[1:i]) in FILES)
+    thing = importlib.import_module(".".join(parts[:known]))
+    for part in parts[known:]:
+        thing = getattr(thing, part)

@@ -195,7 +195,7 @@ def bench_table(folder: str | Path = BENCH) -> Table:
         f"Medians in one process, variants in turn; {facts['machine']['processor']}, {facts['threads']} threads, "
         f"torch {facts['versions']['torch']}. Ratio: milliseconds over those of the variant in the next column; a decode's "
         "speedup is 1 / ratio. Bound: tau c_ar / (c_draft + c_verify(N)), forwards timed apart. What a section compares "
-        "stands in glance/bench.py."
+        "stands in glance/bench/suite.py."
     )
     return Table("bench", "The benchmark.", columns, rows, note)
 
